@@ -1,1 +1,18 @@
-//! placeholder
+//! A bounded cache of expert records.
+//!
+//! The store knows records by [`ExpertId`] and bytes by the slot they lie in; it never looks inside a record, and
+//! knows nothing of tensors, tokens or model names. Slot memory belongs to whoever computes on it: the store is given
+//! a [`SlotMemory`] and decides only which record lies where.
+//!
+//! A record that is needed is read straight into the slot where it will be used, one positioned read each, and handed
+//! out as a [`Lease`]: an owned handle that keeps the slot from being reused for as long as it lives.
+//!
+//! [`ExpertId`]: spinetail_core::ExpertId
+//! [`SlotMemory`]: spinetail_core::SlotMemory
+
+mod lru;
+mod slot;
+mod store;
+
+pub use slot::Lease;
+pub use store::{ExpertStore, Fetch, StoreError, StoreOptions, StoreStats};

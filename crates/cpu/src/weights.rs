@@ -1,0 +1,196 @@
+//! The dense weights in memory, by the place where they are used.
+
+use spinetail_core::{
+    DenseSource, DenseSpec, LayerKind, ModelConfig, Part, Role, TensorLayout, dense_specs, widen,
+};
+use spinetail_core::{Format, RecordLayout};
+use spinetail_model::BackendError;
+
+use crate::linear::MatrixView;
+
+/// A stored matrix and its bytes.
+pub(crate) struct Matrix {
+    layout: TensorLayout,
+    bytes: Box<[u8]>,
+}
+
+impl Matrix {
+    pub(crate) fn view(&self) -> MatrixView<'_> {
+        MatrixView::new(&self.layout, &self.bytes)
+    }
+}
+
+pub(crate) struct AttentionWeights {
+    pub(crate) q_proj: Matrix,
+    pub(crate) k_proj: Matrix,
+    pub(crate) v_proj: Matrix,
+    pub(crate) q_norm: Vec<f32>,
+    pub(crate) k_norm: Vec<f32>,
+    pub(crate) o_proj: Matrix,
+}
+
+pub(crate) struct DeltaWeights {
+    pub(crate) in_proj_qkv: Matrix,
+    pub(crate) in_proj_z: Matrix,
+    pub(crate) in_proj_b: Matrix,
+    pub(crate) in_proj_a: Matrix,
+    /// `[conv_channels, conv_kernel]`
+    pub(crate) conv1d: Vec<f32>,
+    pub(crate) dt_bias: Vec<f32>,
+    pub(crate) a_log: Vec<f32>,
+    pub(crate) norm: Vec<f32>,
+    pub(crate) out_proj: Matrix,
+}
+
+pub(crate) enum Mixer {
+    Attention(AttentionWeights),
+    Delta(DeltaWeights),
+}
+
+pub(crate) struct LayerWeights {
+    pub(crate) input_norm: Vec<f32>,
+    pub(crate) mixer: Mixer,
+    /// Which of the attention or of the DeltaNet layers this is.
+    pub(crate) mixer_index: usize,
+    pub(crate) post_norm: Vec<f32>,
+    pub(crate) router: Matrix,
+    pub(crate) shared_gate: Matrix,
+    /// gate, up, down
+    pub(crate) shared: [Matrix; 3],
+    /// Layout of this layer's expert records.
+    pub(crate) record: RecordLayout,
+}
+
+pub(crate) struct Weights {
+    pub(crate) embed: Matrix,
+    pub(crate) layers: Vec<LayerWeights>,
+    pub(crate) norm: Vec<f32>,
+    /// `None` when the embedding is the head.
+    pub(crate) lm_head: Option<Matrix>,
+}
+
+impl Weights {
+    pub(crate) fn head(&self) -> &Matrix {
+        self.lm_head.as_ref().unwrap_or(&self.embed)
+    }
+}
+
+/// Reads tensors by name, checking each against what the configuration asks for.
+pub(crate) struct Loader<'s> {
+    source: &'s dyn DenseSource,
+    specs: Vec<DenseSpec>,
+    /// Told the bytes of each tensor that has been read.
+    progress: &'s mut dyn FnMut(u64),
+}
+
+impl<'s> Loader<'s> {
+    pub(crate) fn new(source: &'s dyn DenseSource, progress: &'s mut dyn FnMut(u64)) -> Self {
+        Self { specs: dense_specs(source.config()), source, progress }
+    }
+
+    pub(crate) fn load(
+        mut self,
+        c: &ModelConfig,
+        record: impl Fn(usize) -> Option<RecordLayout>,
+    ) -> Result<Weights, BackendError> {
+        let mut layers = Vec::new();
+        for (i, &kind) in c.layers.iter().enumerate() {
+            let record = record(i).ok_or_else(|| BackendError::Tensor {
+                name: format!("layers.{i}.mlp.experts"),
+                expected: "expert records".to_owned(),
+                found: "none".to_owned(),
+            })?;
+            let mixer_index = c.layers[..i].iter().filter(|&&k| k == kind).count();
+            layers.push(self.layer(&format!("layers.{i}"), kind, mixer_index, record)?);
+        }
+        Ok(Weights {
+            embed: self.matrix("embed_tokens")?,
+            layers,
+            norm: self.vector("norm")?,
+            lm_head: if c.tied_embeddings { None } else { Some(self.matrix("lm_head")?) },
+        })
+    }
+
+    fn layer(
+        &mut self,
+        p: &str,
+        kind: LayerKind,
+        mixer_index: usize,
+        record: RecordLayout,
+    ) -> Result<LayerWeights, BackendError> {
+        Ok(LayerWeights {
+            input_norm: self.vector(&format!("{p}.input_layernorm"))?,
+            mixer: match kind {
+                LayerKind::Attention => Mixer::Attention(self.attention(&format!("{p}.self_attn"))?),
+                LayerKind::Delta => Mixer::Delta(self.delta(&format!("{p}.linear_attn"))?),
+            },
+            mixer_index,
+            post_norm: self.vector(&format!("{p}.post_attention_layernorm"))?,
+            router: self.matrix(&format!("{p}.mlp.gate"))?,
+            shared_gate: self.matrix(&format!("{p}.mlp.shared_expert_gate"))?,
+            shared: [
+                self.matrix(&format!("{p}.mlp.shared_expert.gate_proj"))?,
+                self.matrix(&format!("{p}.mlp.shared_expert.up_proj"))?,
+                self.matrix(&format!("{p}.mlp.shared_expert.down_proj"))?,
+            ],
+            record,
+        })
+    }
+
+    fn attention(&mut self, p: &str) -> Result<AttentionWeights, BackendError> {
+        Ok(AttentionWeights {
+            q_proj: self.matrix(&format!("{p}.q_proj"))?,
+            k_proj: self.matrix(&format!("{p}.k_proj"))?,
+            v_proj: self.matrix(&format!("{p}.v_proj"))?,
+            q_norm: self.vector(&format!("{p}.q_norm"))?,
+            k_norm: self.vector(&format!("{p}.k_norm"))?,
+            o_proj: self.matrix(&format!("{p}.o_proj"))?,
+        })
+    }
+
+    fn delta(&mut self, p: &str) -> Result<DeltaWeights, BackendError> {
+        Ok(DeltaWeights {
+            in_proj_qkv: self.matrix(&format!("{p}.in_proj_qkv"))?,
+            in_proj_z: self.matrix(&format!("{p}.in_proj_z"))?,
+            in_proj_b: self.matrix(&format!("{p}.in_proj_b"))?,
+            in_proj_a: self.matrix(&format!("{p}.in_proj_a"))?,
+            conv1d: self.vector(&format!("{p}.conv1d"))?,
+            dt_bias: self.vector(&format!("{p}.dt_bias"))?,
+            a_log: self.vector(&format!("{p}.A_log"))?,
+            norm: self.vector(&format!("{p}.norm"))?,
+            out_proj: self.matrix(&format!("{p}.out_proj"))?,
+        })
+    }
+
+    fn matrix(&mut self, name: &str) -> Result<Matrix, BackendError> {
+        let wrong =
+            |expected: String, found: String| BackendError::Tensor { name: name.to_owned(), expected, found };
+        let asked = self.specs.iter().find(|s| s.name == name);
+        let asked = asked.ok_or_else(|| wrong("a name the model knows".into(), "an unknown one".into()))?;
+        let found = self.source.dense_spec(name);
+        let spec = found.ok_or_else(|| wrong(format!("shape {:?}", asked.shape), "nothing".into()))?;
+        spec.check().map_err(|e| wrong("a supported format".into(), e.to_string()))?;
+        if spec.shape != asked.shape {
+            return Err(wrong(format!("shape {:?}", asked.shape), format!("shape {:?}", spec.shape)));
+        }
+        if asked.role == Role::Vector && !matches!(spec.format, Format::Plain(_)) {
+            return Err(wrong("plain elements".into(), spec.format.to_string()));
+        }
+        let (layout, bytes) = TensorLayout::packed(spec.clone(), 0);
+        let mut buffer = vec![0; bytes as usize].into_boxed_slice();
+        for &part in layout.spec.parts() {
+            self.source.read_dense(name, part, &mut buffer[layout.range(part)])?;
+        }
+        (self.progress)(bytes);
+        Ok(Matrix { layout, bytes: buffer })
+    }
+
+    fn vector(&mut self, name: &str) -> Result<Vec<f32>, BackendError> {
+        let m = self.matrix(name)?;
+        let mut out = vec![0.0; m.layout.spec.shape.iter().product()];
+        if let Format::Plain(dtype) = m.layout.spec.format {
+            widen(dtype, m.layout.slice(&m.bytes, Part::Weight), &mut out);
+        }
+        Ok(out)
+    }
+}
