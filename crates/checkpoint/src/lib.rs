@@ -1,1 +1,18 @@
-//! placeholder
+//! Checkpoints as published: Hugging Face and MLX safetensors, their configurations and tensor names, quantizing, and
+//! repacking into a container.
+//!
+//! [`Checkpoint`] serves a folder as a model without converting it. Files are read by ranges, never whole. Everything
+//! that comes from outside is bounded and checked; what is not understood is refused by name. Nothing here knows of
+//! caches or computes a forward pass.
+
+mod config;
+mod error;
+mod fp8;
+mod io;
+mod model;
+mod names;
+pub mod safetensors;
+mod source;
+
+pub use error::CheckpointError;
+pub use model::Checkpoint;
