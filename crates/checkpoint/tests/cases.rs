@@ -1,6 +1,6 @@
 //! Cases A19 to A23 of `shared/cases`, as far as they concern checkpoints: which tensors are read, what is refused.
 
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 mod common;
 

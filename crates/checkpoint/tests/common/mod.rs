@@ -1,5 +1,10 @@
 //! What the tests share: a tiny safetensors writer, tensors by name, and the checkpoints of `shared/cases`.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test file uses its own part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests stop at the first surprise and say what they skip"
+)]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
