@@ -1,0 +1,251 @@
+//! Reads version 2 containers: opens them with every cheap check, and hands over dense parts and records.
+//!
+//! One record is one positioned read. Nothing is cached here, and nothing is retried.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use spinetail_core::{
+    DenseSource, ExpertId, Limits, ModelConfig, Part, ReadError, RecordLayout, RecordSource, TensorSpec,
+};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::files::{hex, pread_exact, read_small_file, regular_size, sha256};
+use crate::layout::DensePart;
+use crate::{Checksums, ContainerError, MANIFEST_BYTES, Manifest};
+
+/// The records of one layer, for those who read them by themselves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordFile {
+    /// The file; record e lies at `e · stride_bytes`.
+    pub path: PathBuf,
+    /// Bytes from one record to the next.
+    pub stride_bytes: u64,
+    /// Where each matrix lies within a record.
+    pub layout: RecordLayout,
+}
+
+/// An open version 2 container.
+#[derive(Debug)]
+pub struct Container {
+    path: PathBuf,
+    manifest: Manifest,
+    checksums: Checksums,
+    parts: Vec<DensePart>,
+    /// Index of a tensor's first part.
+    first_part: HashMap<String, usize>,
+    dense: File,
+    dense_path: PathBuf,
+    layers: Vec<File>,
+    record_files: Vec<RecordFile>,
+}
+
+/// Refuses a file that is missing, not a regular file, or not as long as it must be.
+pub(crate) fn check_size(root: &Path, name: &str, expected: u64) -> Result<(), ContainerError> {
+    let found = regular_size(root, name)?;
+    if found == expected {
+        return Ok(());
+    }
+    let what = if found < expected { "bytes: it was cut short" } else { "bytes: something was added" };
+    Err(ContainerError::invalid(
+        &root.join(name),
+        "size",
+        format!("{expected} bytes"),
+        format!("{found} {what}"),
+    ))
+}
+
+fn open_file(path: &Path) -> Result<File, ContainerError> {
+    File::open(path).map_err(|e| ContainerError::io("open", path, e))
+}
+
+impl Container {
+    /// Opens the container in folder `path`: manifest and checksum file are read and checked, and the length of
+    /// every file. Tensors and records are not read; [`crate::verify()`] does that.
+    pub fn open(path: &Path) -> Result<Self, ContainerError> {
+        if crate::detect(path)?.is_none() {
+            return Err(ContainerError::NotAContainer { path: path.to_owned() });
+        }
+        let file = path.join(crate::manifest::FILE);
+        regular_size(path, crate::manifest::FILE)?;
+        let bytes = read_small_file(&file, MANIFEST_BYTES)?;
+        crate::manifest::head(&file, &bytes)?;
+        let checksums = read_checksums(path)?;
+        // Before the manifest is understood: damage is then called damage, whatever it would have been read as.
+        check_manifest_hash(&file, &bytes, &checksums)?;
+        let manifest = Manifest::parse(&file, &bytes)?;
+        for (name, bytes) in manifest.expected_sizes() {
+            check_size(path, &name, bytes)?;
+        }
+        let parts = manifest.dense_parts();
+        let experts = &manifest.experts;
+        let file = path.join(crate::checksums::FILE);
+        checksums.check_counts(&file, parts.len(), experts.layers.len(), experts.expert_count)?;
+        let record_files: Vec<_> = experts
+            .layers
+            .iter()
+            .map(|l| RecordFile {
+                path: path.join(&l.file),
+                stride_bytes: l.stride_bytes,
+                layout: l.record.clone(),
+            })
+            .collect();
+        let mut first_part = HashMap::with_capacity(manifest.dense.tensors.len());
+        for (i, p) in parts.iter().enumerate() {
+            first_part.entry(manifest.dense.tensors[p.tensor].name.clone()).or_insert(i);
+        }
+        let dense_path = path.join(&manifest.dense.file);
+        Ok(Self {
+            path: path.to_owned(),
+            dense: open_file(&dense_path)?,
+            dense_path,
+            layers: record_files.iter().map(|r| open_file(&r.path)).collect::<Result<_, _>>()?,
+            record_files,
+            manifest,
+            checksums,
+            parts,
+            first_part,
+        })
+    }
+
+    /// The manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of the dense tensors, padding included.
+    pub fn dense_bytes(&self) -> u64 {
+        self.manifest.dense.bytes
+    }
+
+    /// The files of records, one per layer: the decoder's layers, then prediction heads.
+    pub fn record_files(&self) -> &[RecordFile] {
+        &self.record_files
+    }
+
+    /// A small file, checked against its SHA-256.
+    pub fn read_file(&self, name: &str) -> Result<Vec<u8>, ContainerError> {
+        let Some(entry) = self.manifest.files.iter().find(|f| f.path == name) else {
+            return Err(ContainerError::NoFile { path: self.path.clone(), name: name.to_owned() });
+        };
+        check_size(&self.path, name, entry.bytes)?;
+        let path = self.path.join(name);
+        let bytes = read_small_file(&path, Limits::JSON_BYTES)?;
+        let found = hex(&sha256(&bytes));
+        if found != entry.sha256 {
+            return Err(ContainerError::invalid(
+                &path,
+                "contents",
+                format!("SHA-256 {}", entry.sha256),
+                found,
+            ));
+        }
+        Ok(bytes)
+    }
+
+    /// Checks a record's whole stride, padding included, against its checksum. Reading does not do this by itself: it
+    /// would cost about a tenth of the time of the read.
+    pub fn check_record(&self, id: ExpertId, stride: &[u8]) -> Result<(), ReadError> {
+        let Some(expected) = self.checksums.record(id) else {
+            return Err(ReadError::Unknown { what: id.to_string() });
+        };
+        let file = &self.record_files[usize::from(id.layer)];
+        if stride.len() as u64 != file.stride_bytes {
+            let what = format!("{id} of {} bytes: its stride is {}", stride.len(), file.stride_bytes);
+            return Err(ReadError::Unknown { what });
+        }
+        let found = xxh3_64(stride);
+        if expected == found {
+            return Ok(());
+        }
+        Err(ReadError::Checksum { what: id.to_string(), path: file.path.clone(), expected, found })
+    }
+}
+
+pub(crate) fn read_checksums(root: &Path) -> Result<Checksums, ContainerError> {
+    let file = root.join(crate::checksums::FILE);
+    regular_size(root, crate::checksums::FILE)?;
+    Checksums::parse(&file, &read_small_file(&file, crate::checksums::MAX_BYTES)?)
+}
+
+pub(crate) fn check_manifest_hash(file: &Path, bytes: &[u8], sums: &Checksums) -> Result<(), ContainerError> {
+    let found = sha256(bytes);
+    if found == sums.manifest_sha256 {
+        return Ok(());
+    }
+    let expected = format!("SHA-256 {}, as checksums.bin says", hex(&sums.manifest_sha256));
+    Err(ContainerError::invalid(file, "contents", expected, hex(&found)))
+}
+
+impl DenseSource for Container {
+    fn config(&self) -> &ModelConfig {
+        &self.manifest.model
+    }
+
+    fn dense_spec(&self, name: &str) -> Option<&TensorSpec> {
+        let first = *self.first_part.get(name)?;
+        Some(&self.manifest.dense.tensors[self.parts[first].tensor].layout.spec)
+    }
+
+    /// Also checks the part, and the padding after it, against its checksum.
+    fn read_dense(&self, name: &str, part: Part, out: &mut [u8]) -> Result<(), ReadError> {
+        let what = || format!("{} of {name}", part.suffix());
+        let spec = self.dense_spec(name).ok_or_else(|| ReadError::Unknown { what: what() })?;
+        let bytes = spec.part_bytes(part);
+        if out.len() != bytes {
+            let what = format!("{} of {} bytes: it has {bytes}", what(), out.len());
+            return Err(ReadError::Unknown { what });
+        }
+        let Some(slot) = spec.parts().iter().position(|&p| p == part) else {
+            return Ok(()); // A plain tensor's scales and biases are empty.
+        };
+        let index = self.first_part[name] + slot;
+        let p = self.parts[index];
+        pread_exact(&self.dense, &self.dense_path, p.offset, out)?;
+        let mut padding = [0; crate::layout::DENSE_FILE_ALIGN as usize];
+        let padding = &mut padding[..(p.end - p.offset - p.bytes) as usize];
+        pread_exact(&self.dense, &self.dense_path, p.offset + p.bytes, padding)?;
+        let mut hash = Xxh3::new();
+        hash.update(out);
+        hash.update(padding);
+        let (expected, found) = (self.checksums.dense[index], hash.digest());
+        if expected == found {
+            return Ok(());
+        }
+        Err(ReadError::Checksum { what: what(), path: self.dense_path.clone(), expected, found })
+    }
+}
+
+impl RecordSource for Container {
+    fn record_layout(&self, layer: u16) -> Option<&RecordLayout> {
+        self.record_files.get(usize::from(layer)).map(|f| &f.layout)
+    }
+
+    fn expert_count(&self) -> usize {
+        self.manifest.experts.expert_count
+    }
+
+    /// Reads the whole stride if `out` has room for it, so that the read is of whole blocks.
+    fn read_record(&self, id: ExpertId, out: &mut [u8]) -> Result<(), ReadError> {
+        let layer = usize::from(id.layer);
+        let (Some(record), true) =
+            (self.record_files.get(layer), usize::from(id.expert) < self.manifest.experts.expert_count)
+        else {
+            return Err(ReadError::Unknown { what: id.to_string() });
+        };
+        let room = out.len() as u64;
+        if room < record.layout.bytes {
+            let what = format!("{id} of {room} bytes: it has {}", record.layout.bytes);
+            return Err(ReadError::Unknown { what });
+        }
+        let bytes = if room >= record.stride_bytes { record.stride_bytes } else { record.layout.bytes };
+        let offset = u64::from(id.expert) * record.stride_bytes;
+        pread_exact(&self.layers[layer], &record.path, offset, &mut out[..bytes as usize])
+    }
+}

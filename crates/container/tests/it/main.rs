@@ -1,0 +1,14 @@
+//! The container through its public face: written, read, damaged in every way, verified.
+
+#[cfg(test)]
+mod common;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+mod round_trip;
+#[cfg(test)]
+mod v1;
+#[cfg(test)]
+mod verify;
+#[cfg(test)]
+mod writer;
