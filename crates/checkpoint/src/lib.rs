@@ -11,7 +11,7 @@ mod fp8;
 mod io;
 mod model;
 mod names;
-mod quantize;
+pub mod quantize;
 pub mod safetensors;
 mod source;
 

@@ -8,11 +8,15 @@
 use spinetail_core::{Affine, DType, Part, TensorSpec, widen};
 
 /// A weight that no code can stand for.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct NotFinite {
-    pub(crate) row: usize,
-    pub(crate) column: usize,
-    pub(crate) value: f32,
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("row {row}, column {column}: expected finite weights, found {value}")]
+pub struct NotFinite {
+    /// The row, from the first one given.
+    pub row: usize,
+    /// The column, or the first column of a group whose range overflows.
+    pub column: usize,
+    /// The weight, or the step.
+    pub value: f32,
 }
 
 /// The smallest step.
@@ -20,13 +24,14 @@ const MIN_STEP: f32 = 1e-7;
 
 /// The three parts of quantized rows.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Quantized {
-    pub(crate) parts: [Vec<u8>; 3],
+pub struct Quantized {
+    /// Weight, scales, biases.
+    pub parts: [Vec<u8>; 3],
 }
 
-/// Quantizes whole rows. `source` is the plain format of `rows`; `affine.scales` is its type. Columns are a multiple of
-/// the group size.
-pub(crate) fn quantize_rows(
+/// Quantizes whole rows of `source` elements into `out`, whose contents are replaced. `columns` is a multiple of the
+/// group size; scales and biases come in the type that `affine` says, which MLX makes that of the source.
+pub fn quantize_rows(
     columns: usize,
     source: DType,
     affine: Affine,

@@ -6,6 +6,8 @@
     reason = "tests stop at the first surprise and say what they skip"
 )]
 
+pub mod build;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
