@@ -1,0 +1,70 @@
+//! What can go wrong between text and tokens.
+//!
+//! One enum per family of operations. A message says what was expected, what was found and what to do; where a
+//! client's request is at fault, `param` names the field in the request's own words, so that a server can pass it on.
+
+/// A tokenizer file that cannot be used, or text that cannot be encoded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// A file is not the JSON that it should be.
+    #[error("{file} is not readable as JSON: {reason}; fetch the model's tokenizer files again")]
+    Json {
+        /// Name of the file.
+        file: &'static str,
+        /// What the parser said.
+        reason: String,
+    },
+    /// The file is well formed but asks for something that this tokenizer does not do.
+    #[error(
+        "{file}: {found} is not supported, expected {expected}; this model needs another tokenizer than a byte-level BPE"
+    )]
+    Unsupported {
+        /// Name of the file.
+        file: &'static str,
+        /// The setting as it stands in the file.
+        found: String,
+        /// What would be understood.
+        expected: &'static str,
+    },
+    /// The file contradicts itself.
+    #[error("{file}: {reason}; the file is damaged or of another model, fetch it again")]
+    Inconsistent {
+        /// Name of the file.
+        file: &'static str,
+        /// The contradiction.
+        reason: String,
+    },
+    /// Something from outside is larger than the bound set for it.
+    #[error("{what} is {found} large, the limit is {limit}")]
+    TooLarge {
+        /// What is too large.
+        what: &'static str,
+        /// Its size.
+        found: usize,
+        /// The bound.
+        limit: usize,
+    },
+    /// The splitting pattern gave up on this text.
+    #[error(
+        "the text cannot be split into words ({reason}); shorten runs of more than a million white-space characters"
+    )]
+    Split {
+        /// What the pattern engine said.
+        reason: String,
+    },
+    /// An id that no token has.
+    #[error("there is no token with the id {id}, the vocabulary has ids below {size}")]
+    UnknownId {
+        /// The id.
+        id: u32,
+        /// One past the largest id.
+        size: usize,
+    },
+    /// A file that every model needs is absent.
+    #[error("the model has no {file}; fetch it from where the model came from")]
+    Missing {
+        /// Name of the file.
+        file: &'static str,
+    },
+}

@@ -1,0 +1,46 @@
+//! Where the tests find tokenizers, templates and cases.
+
+#![allow(dead_code)] // each test binary uses its own part
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use serde_json::Value;
+use spinetail_engine::text::Tokenizer;
+
+/// The folder of cases and tokenizers beside the repository.
+pub(crate) fn shared() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared")
+}
+
+/// The lines of a JSON-lines file beside the repository, or a note that the test is skipped.
+pub(crate) fn rows(name: &str) -> Option<Vec<Value>> {
+    let path = shared().join(name);
+    let Ok(text) = std::fs::read_to_string(&path) else {
+        println!("skipped: {} is absent", path.display());
+        return None;
+    };
+    Some(text.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+}
+
+/// Folder of a tokenizer by the name that the cases give it.
+pub(crate) fn folder(name: &str) -> PathBuf {
+    match name {
+        "pip" => shared().join("models/pip"),
+        "next" => shared().join("tokenizers/qwen3"),
+        _ => shared().join("tokenizers").join(name),
+    }
+}
+
+/// One of the tokenizers beside the repository, loaded once a process.
+pub(crate) fn shared_tokenizer(name: &str) -> Arc<Tokenizer> {
+    static LOADED: OnceLock<Mutex<HashMap<String, Arc<Tokenizer>>>> = OnceLock::new();
+    let mut loaded = LOADED.get_or_init(Mutex::default).lock().unwrap();
+    let load = || {
+        let file = std::fs::read(folder(name).join("tokenizer.json")).unwrap();
+        let config = std::fs::read(folder(name).join("tokenizer_config.json")).ok();
+        Arc::new(Tokenizer::from_json(&file, config.as_deref()).unwrap())
+    };
+    loaded.entry(name.to_owned()).or_insert_with(load).clone()
+}
