@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use spinetail_container::ContainerError;
 use spinetail_core::ReadError;
 
 use crate::safetensors::HeaderError;
@@ -33,16 +34,9 @@ pub enum CheckpointError {
     /// Bytes could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// A file that is read whole is larger than any real one.
-    #[error("{} is too large: expected at most {limit} bytes, found {found}", path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// Most bytes allowed.
-        limit: u64,
-        /// Bytes found.
-        found: u64,
-    },
+    /// A container could not be read or written, or a small file of the checkpoint could not be read.
+    #[error(transparent)]
+    Container(#[from] ContainerError),
     /// A safetensors header that cannot be.
     #[error("{}: {error}; the file is damaged or not safetensors, get it again", path.display())]
     Header {
@@ -128,6 +122,21 @@ pub enum CheckpointError {
         /// What to do; may be empty.
         fix: String,
     },
+    /// Repacking was asked for in a way that the source does not allow.
+    #[error("{option}: expected {expected}, found {found}; {fix}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// What is allowed.
+        expected: String,
+        /// What was asked for.
+        found: String,
+        /// What to do.
+        fix: &'static str,
+    },
+    /// The caller asked to stop.
+    #[error("repacking was stopped; nothing was written under the final name")]
+    Cancelled,
 }
 
 fn hint(fix: &str) -> String {

@@ -8,12 +8,15 @@
 mod config;
 mod error;
 mod fp8;
-mod io;
 mod model;
 mod names;
 pub mod quantize;
+mod repack;
 pub mod safetensors;
 mod source;
+mod v1;
 
 pub use error::CheckpointError;
-pub use model::Checkpoint;
+pub use model::{Checkpoint, open_model};
+pub use repack::{Progress, RepackOptions, repack};
+pub use spinetail_container::Summary;

@@ -65,14 +65,22 @@ pub fn quantize_rows(
     Ok(())
 }
 
+/// Smallest and largest weight; eight at a time, so that the compiler can use vectors.
+fn range(group: &[f32]) -> (f32, f32) {
+    let (mut low, mut high) = ([f32::INFINITY; 8], [f32::NEG_INFINITY; 8]);
+    for eight in group.chunks_exact(8) {
+        for ((l, h), &w) in low.iter_mut().zip(&mut high).zip(eight) {
+            *l = if w < *l { w } else { *l };
+            *h = if w > *h { w } else { *h };
+        }
+    }
+    (low.into_iter().fold(f32::INFINITY, f32::min), high.into_iter().fold(f32::NEG_INFINITY, f32::max))
+}
+
 /// Makes the codes of one group; returns step and bias, not yet rounded.
 fn quantize_group(bits: u8, group: &[f32], codes: &mut [u8]) -> (f32, f32) {
     let top = ((1u32 << bits) - 1) as f32;
-    let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
-    for &w in group {
-        low = low.min(w);
-        high = high.max(w);
-    }
+    let (low, high) = range(group);
     let low_is_edge = low.abs() > high.abs();
     let mut step = ((high - low) / top).max(MIN_STEP);
     if !low_is_edge {
@@ -86,8 +94,8 @@ fn quantize_group(bits: u8, group: &[f32], codes: &mut [u8]) -> (f32, f32) {
         bias = edge;
     }
     for (c, &w) in codes.iter_mut().zip(group) {
-        // A float-to-integer cast saturates, so that the clamp below is the whole of it.
-        *c = ((w - bias) / step).round_ties_even().clamp(0.0, top) as u8;
+        // Adding 1.5 · 2^23 leaves a whole number, rounded half to even, in the lowest bits of the sum.
+        *c = (((w - bias) / step).clamp(0.0, top) + 12_582_912.0).to_bits() as u8;
     }
     (step, bias)
 }

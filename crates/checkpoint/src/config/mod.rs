@@ -32,6 +32,8 @@ pub(crate) struct SourceConfig {
     /// The shape; `tied_embeddings` and `mtp_layers` are false and 0 until the tensors have been seen.
     pub(crate) model: ModelConfig,
     pub(crate) tied: Tied,
+    /// `model_type` as written at the top.
+    pub(crate) model_type: String,
     pub(crate) quantization: Quantization,
 }
 
@@ -54,6 +56,7 @@ impl SourceConfig {
         model.check().map_err(|e| text.wrong(e.field, &e.expected, e.found))?;
         Ok(Self {
             model,
+            model_type: root.text("model_type")?.unwrap_or(family.name()).to_owned(),
             tied: tied(&root, nested.as_ref())?,
             quantization: Quantization::parse(&root, nested.as_ref())?,
         })

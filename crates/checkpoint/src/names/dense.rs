@@ -14,7 +14,6 @@ use crate::source::{Decode, Run, Source};
 #[derive(Debug, Clone)]
 pub(crate) struct Dense {
     pub(crate) spec: TensorSpec,
-    pub(crate) role: Role,
     pub(crate) source: Source,
 }
 
@@ -59,7 +58,7 @@ fn matrix(names: &mut Names<'_>, d: &DenseSpec, delta: &DeltaConfig) -> Result<D
             (m.format, m.whole())
         }
     };
-    Ok(Dense { spec: TensorSpec { shape: d.shape.clone(), format }, role: d.role, source })
+    Ok(Dense { spec: TensorSpec { shape: d.shape.clone(), format }, source })
 }
 
 fn vector(names: &mut Names<'_>, d: &DenseSpec, centred: bool) -> Result<Dense> {
@@ -85,7 +84,6 @@ fn vector(names: &mut Names<'_>, d: &DenseSpec, centred: bool) -> Result<Dense> 
     let weight = Run { file: t.file, offset: t.offset, row_bytes };
     Ok(Dense {
         spec: TensorSpec::plain(&d.shape, DType::F32),
-        role: d.role,
         source: Source {
             parts: [weight, Run::default(), Run::default()],
             rows: std::iter::once(0..rows).collect(),

@@ -66,6 +66,8 @@ pub(crate) struct Resolved {
     pub(crate) tied_head: Option<Dense>,
     /// Decoder layers, then prediction heads; empty if only dense tensors were asked for.
     pub(crate) experts: Vec<ExpertLayer>,
+    /// Whether names are MLX's.
+    pub(crate) mlx_naming: bool,
 }
 
 /// Which tensors the files are expected to hold.
@@ -84,7 +86,7 @@ pub(crate) fn resolve(
     content: Content,
 ) -> Result<Resolved> {
     let mut names = Names::new(tensors, &source.quantization)?;
-    names.check_overrides()?;
+    names.check_overrides(content)?;
     let mut config = source.model.clone();
     if content == Content::DenseOnly {
         names.drop_mtp();
@@ -101,8 +103,9 @@ pub(crate) fn resolve(
         Content::DenseOnly => Vec::new(),
     };
     let tied_head = dense::tied_head(&mut names, &config)?;
+    let mlx_naming = names.mlx_naming();
     names.finish()?;
-    Ok(Resolved { config, dense, tied_head, experts })
+    Ok(Resolved { config, dense, tied_head, experts, mlx_naming })
 }
 
 impl<'a> Names<'a> {
@@ -177,11 +180,12 @@ impl<'a> Names<'a> {
     }
 
     /// Every override must belong to a tensor, or what it meant to change would be read with the default.
-    fn check_overrides(&self) -> Result<()> {
+    fn check_overrides(&self, content: Content) -> Result<()> {
         let q = self.quantization;
         for (module, o) in &q.overrides {
             let absent_head = module.starts_with("mtp.") && !self.has_mtp();
-            if self.has(&format!("{module}.weight")) || is_vision(&o.key) || absent_head {
+            let elsewhere = content == Content::DenseOnly && module.contains(".mlp.switch_mlp.");
+            if self.has(&format!("{module}.weight")) || is_vision(&o.key) || absent_head || elsewhere {
                 continue;
             }
             return Err(CheckpointError::Tensor {

@@ -4,4 +4,4 @@ mod header;
 mod shards;
 
 pub use header::{Entry, HeaderError, SourceType, parse_file, parse_header};
-pub(crate) use shards::{Files, SourceTensor, open_folder};
+pub(crate) use shards::{Files, SourceTensor, open_folder, open_single};

@@ -5,23 +5,28 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use spinetail_container::{pread_exact, read_small_file};
 use spinetail_core::{Limits, ReadError};
 
 use super::header::{self, Entry, HeaderError, SourceType};
 use crate::error::CheckpointError;
-use crate::io::{pread_exact, read_small_file};
 
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// The open files of a checkpoint.
+/// The open files of a checkpoint, each with its length.
 #[derive(Debug)]
-pub(crate) struct Files(Vec<(PathBuf, File)>);
+pub(crate) struct Files(Vec<(PathBuf, File, u64)>);
 
 impl Files {
     /// Reads `out.len()` bytes at `offset` of file `file`.
     pub(crate) fn read(&self, file: u32, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
-        let (path, f) = &self.0[file as usize];
+        let (path, f, _) = &self.0[file as usize];
         pread_exact(f, path, offset, out)
+    }
+
+    /// Path and length of each.
+    pub(crate) fn list(&self) -> impl Iterator<Item = (&Path, u64)> {
+        self.0.iter().map(|(path, _, bytes)| (path.as_path(), *bytes))
     }
 }
 
@@ -54,6 +59,11 @@ pub(crate) fn open_folder(folder: &Path) -> Result<(Files, Vec<SourceTensor>), C
     let names = unindexed(folder)?;
     let files: Vec<_> = names.iter().map(|n| folder.join(n)).collect();
     merge(&names, open_all(&files)?)
+}
+
+/// Opens one file.
+pub(crate) fn open_single(path: &Path) -> Result<(Files, Vec<SourceTensor>), CheckpointError> {
+    merge(&[path.display().to_string()], open_all(std::slice::from_ref(&path.to_owned()))?)
 }
 
 type Opened = (Files, Vec<HashMap<String, Entry>>);
@@ -171,19 +181,19 @@ fn open_all(paths: &[PathBuf]) -> Result<Opened, CheckpointError> {
     let mut tensors = 0;
     for path in paths {
         let file = File::open(path).map_err(|e| CheckpointError::io("open", path, e))?;
-        let header = read_header(&file, path)?;
+        let (header, bytes) = read_header(&file, path)?;
         tensors += header.len();
         if tensors > Limits::TENSORS {
             let reason = format!("expected at most {} tensors in all files", Limits::TENSORS);
             return Err(CheckpointError::Header { path: path.clone(), error: HeaderError::Json { reason } });
         }
         headers.push(header);
-        files.push((path.clone(), file));
+        files.push((path.clone(), file, bytes));
     }
     Ok((Files(files), headers))
 }
 
-fn read_header(file: &File, path: &Path) -> Result<HashMap<String, Entry>, CheckpointError> {
+fn read_header(file: &File, path: &Path) -> Result<(HashMap<String, Entry>, u64), CheckpointError> {
     let file_bytes = file.metadata().map_err(|e| CheckpointError::io("inspect", path, e))?.len();
     let wrong = |error| CheckpointError::Header { path: path.to_owned(), error };
     if file_bytes < header::LENGTH_BYTES {
@@ -194,7 +204,7 @@ fn read_header(file: &File, path: &Path) -> Result<HashMap<String, Entry>, Check
     let n = header::header_bytes(first, file_bytes).map_err(wrong)?;
     let mut json = vec![0; n as usize];
     pread_exact(file, path, header::LENGTH_BYTES, &mut json)?;
-    header::parse_header(&json, file_bytes).map_err(wrong)
+    Ok((header::parse_header(&json, file_bytes).map_err(wrong)?, file_bytes))
 }
 
 /// All tensors of all files; a name may occur once.
