@@ -27,11 +27,13 @@ pub enum ContainerError {
     #[error(transparent)]
     Read(#[from] ReadError),
     /// A file is not JSON of the form expected.
-    #[error("{}: expected JSON of the documented form, found: {error}; {GET_AGAIN}", file.display())]
+    #[error("{}: {field}: expected JSON of the documented form, found: {error}; {GET_AGAIN}", file.display())]
     Json {
         /// The file.
         file: PathBuf,
-        /// Where and why.
+        /// The field, as a path into the file; `.` is all of it.
+        field: String,
+        /// What was expected and found, at which line and column.
         error: serde_json::Error,
     },
     /// A field holds something it must not.
@@ -178,4 +180,22 @@ pub(crate) fn equal<T: PartialEq + Debug>(
         return Ok(());
     }
     Err(ContainerError::invalid(file, field.to_string(), format!("{expected:?}"), format!("{found:?}")))
+}
+
+/// Reads the bytes of `file` as JSON of the form `T`.
+pub(crate) fn from_json<T: serde::de::DeserializeOwned>(
+    file: &Path,
+    bytes: &[u8],
+) -> Result<T, ContainerError> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|e| {
+        let field = crate::manifest::clipped(&e.path().to_string());
+        ContainerError::Json { file: file.to_owned(), field, error: e.into_inner() }
+    })?;
+    json.end().map_err(|error| ContainerError::Json {
+        file: file.to_owned(),
+        field: ".".to_owned(),
+        error,
+    })?;
+    Ok(value)
 }

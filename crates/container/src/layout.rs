@@ -148,3 +148,75 @@ pub(crate) fn dense_parts(dense: &DenseSection) -> Vec<DensePart> {
     }
     parts
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MANIFEST_BYTES;
+    use spinetail_core::{
+        Affine, AttentionConfig, DType, DeltaConfig, Family, Format, LayerKind, MoeConfig, Role,
+    };
+
+    /// The shape of Qwen3.5-397B-A17B with a prediction head, at 4 bits.
+    fn largest_released() -> Plan {
+        use LayerKind::{Attention, Delta};
+        let config = ModelConfig {
+            family: Family::Qwen35Moe,
+            hidden: 4096,
+            vocab: 248_320,
+            layers: [Delta, Delta, Delta, Attention].repeat(15),
+            attention: AttentionConfig {
+                heads: 32,
+                kv_heads: 2,
+                head_dim: 256,
+                rotary_dims: 64,
+                rope_theta: 1e7,
+            },
+            delta: DeltaConfig {
+                key_heads: 16,
+                value_heads: 64,
+                key_dim: 128,
+                value_dim: 128,
+                conv_kernel: 4,
+            },
+            moe: MoeConfig {
+                experts: 512,
+                top_k: 10,
+                intermediate: 1024,
+                shared_intermediate: 1024,
+                norm_topk: true,
+            },
+            rms_norm_eps: 1e-6,
+            tied_embeddings: false,
+            max_positions: 262_144,
+            mtp_layers: 1,
+        };
+        let affine = Format::Affine(Affine { bits: 4, group_size: 64, scales: DType::Bf16 });
+        let spec = |shape: &[usize]| TensorSpec { shape: shape.to_vec(), format: affine };
+        let dense = dense_specs(&config)
+            .into_iter()
+            .map(|s| match s.role {
+                Role::Vector => (s.name, TensorSpec::plain(&s.shape, DType::F32)),
+                _ => (s.name, spec(&s.shape)),
+            })
+            .collect();
+        let record = RecordLayout::packed(spec(&[1024, 4096]), spec(&[1024, 4096]), spec(&[4096, 1024]));
+        let experts = vec![record; 61];
+        Plan { config, source: SourceIdentity::default(), dense, experts, record_alignment: 16384 }
+    }
+
+    #[test]
+    fn the_largest_released_model_is_well_within_the_limits() {
+        let plan = largest_released();
+        // 61 layers of 512 records of 432 blocks of 16 KiB: 221 GB.
+        assert_eq!(plan.experts[0].bytes, 432 * 16384);
+        assert!(plan.total_bytes() > 61 * 512 * 432 * 16384);
+        let manifest = plan.clone().manifest();
+        let file = std::path::Path::new("manifest.json");
+        manifest.validate(file).unwrap();
+        assert_eq!(manifest.total_bytes(), plan.total_bytes());
+        let text = manifest.to_text(file).unwrap();
+        assert!((text.len() as u64) < MANIFEST_BYTES / 8, "{} bytes", text.len());
+        assert_eq!(Manifest::parse(file, text.as_bytes()).unwrap(), manifest);
+    }
+}

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use spinetail_core::{Format, ModelConfig, Projection, RecordLayout, TensorLayout};
 
+use crate::error::from_json;
 use crate::layout::{DensePart, dense_parts};
 use crate::{Checksums, ContainerError, Kind, VERSION};
 
@@ -172,9 +173,8 @@ struct Head {
 
 /// Magic, version and features of a manifest of any version.
 pub(crate) fn head(file: &Path, bytes: &[u8]) -> Result<Kind, ContainerError> {
-    let json = |error| ContainerError::Json { file: file.to_owned(), error };
     let found = |v: &Option<Value>| v.as_ref().map_or("nothing".to_owned(), |v| clipped(&v.to_string()));
-    let head: Head = serde_json::from_slice(bytes).map_err(json)?;
+    let head: Head = from_json(file, bytes)?;
     if head.magic.as_ref().and_then(Value::as_str) != Some(MAGIC) {
         return Err(ContainerError::invalid(file, "magic", format!("{MAGIC:?}"), found(&head.magic)));
     }
@@ -227,7 +227,6 @@ impl Manifest {
     /// Reads the bytes of `file`, which is named in errors and not opened. What it returns is sound: every bound,
     /// offset and name has been checked, though no file has been looked at.
     pub fn parse(file: &Path, bytes: &[u8]) -> Result<Self, ContainerError> {
-        let json = |error| ContainerError::Json { file: file.to_owned(), error };
         if bytes.len() as u64 > MANIFEST_BYTES {
             let expected = format!("at most {MANIFEST_BYTES} bytes");
             return Err(ContainerError::invalid(file, "size", expected, bytes.len().to_string()));
@@ -235,15 +234,29 @@ impl Manifest {
         if head(file, bytes)? == Kind::V1 {
             return Err(ContainerError::invalid(file, "version", "2", "1, which is read another way"));
         }
-        let manifest: Self = serde_json::from_slice(bytes).map_err(json)?;
-        let raw: Value = serde_json::from_slice(bytes).map_err(json)?;
-        let known = serde_json::to_value(&manifest).map_err(json)?;
+        let manifest: Self = from_json(file, bytes)?;
+        let raw: Value = from_json(file, bytes)?;
+        let known = manifest.to_json(file)?;
         if let Some(key) = unknown_key(&raw, &known, "") {
             let expected = "no key that version 2 does not define";
             return Err(ContainerError::invalid(file, clipped(&key), expected, "it"));
         }
         manifest.validate(file)?;
         Ok(manifest)
+    }
+
+    fn to_json(&self, file: &Path) -> Result<Value, ContainerError> {
+        let field = ".".to_owned();
+        serde_json::to_value(self).map_err(|error| ContainerError::Json {
+            file: file.to_owned(),
+            field,
+            error,
+        })
+    }
+
+    /// The text of the file.
+    pub(crate) fn to_text(&self, file: &Path) -> Result<String, ContainerError> {
+        Ok(format!("{:#}\n", self.to_json(file)?))
     }
 
     /// The parts of `dense.bin`, in the order of the file, which is also the order of their checksums.

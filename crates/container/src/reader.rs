@@ -150,7 +150,7 @@ impl Container {
     }
 
     /// Checks a record's whole stride, padding included, against its checksum. Reading does not do this by itself: it
-    /// would cost about a tenth of the time of the read.
+    /// would make every miss longer.
     pub fn check_record(&self, id: ExpertId, stride: &[u8]) -> Result<(), ReadError> {
         let Some(expected) = self.checksums.record(id) else {
             return Err(ReadError::Unknown { what: id.to_string() });

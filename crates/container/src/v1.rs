@@ -13,7 +13,7 @@ use spinetail_core::{
     RecordLayout, TensorLayout, TensorSpec,
 };
 
-use crate::error::{ContainerError, equal};
+use crate::error::{ContainerError, equal, from_json};
 use crate::files::{check_relative, pread_exact, read_small_file};
 use crate::manifest::{MANIFEST_BYTES, clipped};
 
@@ -104,8 +104,7 @@ impl Layout {
     /// Reads the bytes of `file`, which is named in errors and not opened, and checks all that can be checked without
     /// the model's shape.
     pub fn parse(file: &Path, bytes: &[u8]) -> Result<Self, ContainerError> {
-        let layout: Self = serde_json::from_slice(bytes)
-            .map_err(|error| ContainerError::Json { file: file.to_owned(), error })?;
+        let layout: Self = from_json(file, bytes)?;
         layout.check(file)?;
         Ok(layout)
     }
@@ -297,8 +296,7 @@ impl V1 {
         let file = root.join(crate::manifest::FILE);
         let bytes = read_small_file(&file, MANIFEST_BYTES)?;
         crate::manifest::head(&file, &bytes)?;
-        let manifest: Manifest = serde_json::from_slice(&bytes)
-            .map_err(|error| ContainerError::Json { file: file.clone(), error })?;
+        let manifest: Manifest = from_json(&file, &bytes)?;
         for name in manifest.files.keys() {
             check_relative(name)?;
         }

@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 use spinetail_core::{ExpertId, Limits, ReadError};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::error::from_json;
 use crate::files::{check_relative, hex, pread_exact, read_small_file, regular_size};
 use crate::manifest::MANIFEST_BYTES;
 use crate::reader::{check_manifest_hash, check_size, read_checksums};
@@ -218,14 +219,10 @@ impl Verifier<'_> {
     fn version_2(&mut self) -> Result<(), ContainerError> {
         let file = self.root.join(crate::manifest::FILE);
         let bytes = read_small_file(&file, MANIFEST_BYTES)?;
-        let sums = read_checksums(self.root)
-            .map_err(|e| self.failed(crate::checksums::FILE, &e))
-            .ok()
-            .filter(|sums| {
-                check_manifest_hash(&file, &bytes, sums)
-                    .map_err(|e| self.failed(crate::manifest::FILE, &e))
-                    .is_ok()
-            });
+        let sums = read_checksums(self.root).map_err(|e| self.failed(crate::checksums::FILE, &e)).ok();
+        if let Some(Err(e)) = sums.as_ref().map(|sums| check_manifest_hash(&file, &bytes, sums)) {
+            self.failed(crate::manifest::FILE, &e);
+        }
         if let Err(e) = regular_size(self.root, crate::manifest::FILE) {
             self.failed(crate::manifest::FILE, &e);
         }
@@ -250,7 +247,7 @@ impl Verifier<'_> {
                 .map(|()| sums)
         });
         if sums.is_none() {
-            let why = "dense tensors and records: manifest.json and checksums.bin do not belong together";
+            let why = "dense tensors and records: checksums.bin cannot be used";
             self.report.unchecked.push(why.to_owned());
         }
         self.dense(&manifest, sums.as_ref())?;
@@ -363,8 +360,7 @@ impl Verifier<'_> {
             return Ok(BTreeMap::new());
         }
         let bytes = read_small_file(&file, Limits::JSON_BYTES)?;
-        let hashes: Hashes = serde_json::from_slice(&bytes)
-            .map_err(|error| ContainerError::Json { file: file.clone(), error })?;
+        let hashes: Hashes = from_json(&file, &bytes)?;
         for (name, hash) in &hashes.files {
             check_relative(name)?;
             if !crate::files::is_sha256(&hash.to_ascii_lowercase()) {

@@ -250,9 +250,7 @@ impl Writer {
     /// is missing.
     pub fn finish(self) -> Result<Summary, ContainerError> {
         let path = self.partial.path(crate::manifest::FILE);
-        let json = |error| ContainerError::Json { file: path.clone(), error };
-        let mut text = serde_json::to_vec_pretty(&self.manifest).map_err(json)?;
-        text.push(b'\n');
+        let text = self.manifest.to_text(&path)?.into_bytes();
         // What cannot be read back as it is must not be left for a reader to find.
         if Manifest::parse(&path, &text)? != self.manifest {
             return Err(refused("manifest.json", "what was planned", "something else when read back"));

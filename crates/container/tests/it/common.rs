@@ -124,9 +124,9 @@ pub(crate) fn fill(writer: &mut Writer, plan: &Plan) {
     }
 }
 
-pub(crate) fn write(output: &Path, plan: Plan) -> Summary {
+pub(crate) fn write(output: &Path, plan: &Plan) -> Summary {
     let mut writer = Writer::create(output, plan.clone()).unwrap();
-    fill(&mut writer, &plan);
+    fill(&mut writer, plan);
     writer.finish().unwrap()
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn write(output: &Path, plan: Plan) -> Summary {
 pub(crate) fn written() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tiny.qpack");
-    write(&path, plan());
+    write(&path, &plan());
     (dir, path)
 }
 

@@ -10,7 +10,7 @@ fn everything_written_is_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tiny.qpack");
     let (plan, total) = (plan(), plan().total_bytes());
-    let summary = write(&path, plan.clone());
+    let summary = write(&path, &plan);
 
     let on_disk: u64 = files(&path).iter().map(|f| path.join(f).metadata().unwrap().len()).sum();
     assert_eq!(summary.bytes, on_disk);
