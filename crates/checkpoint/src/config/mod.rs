@@ -215,3 +215,6 @@ fn tied(root: &Fields<'_>, nested: Option<&Fields<'_>>) -> Result<Tied> {
         (None, _) => Tied::No,
     })
 }
+
+#[cfg(test)]
+mod tests;

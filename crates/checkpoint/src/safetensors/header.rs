@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use spinetail_core::{DType, Limits};
 
 /// Bytes of the length that starts a file.
@@ -160,10 +160,13 @@ impl<'de> Deserialize<'de> for RawHeader {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
-                let mut out = HashMap::new();
+                let (mut out, mut described) = (HashMap::new(), false);
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
+                        if std::mem::replace(&mut described, true) {
+                            return Err(A::Error::custom("__metadata__ is listed twice"));
+                        }
+                        map.next_value::<Option<HashMap<String, String>>>()?;
                         continue;
                     }
                     if out.len() == Limits::TENSORS {
@@ -198,8 +201,9 @@ pub(crate) fn header_bytes(first: [u8; 8], file_bytes: u64) -> Result<u64, Heade
 
 /// Parses and checks a header. `json` is the header without its length, `file_bytes` the size of the whole file.
 pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<HashMap<String, Entry>, HeaderError> {
-    let raw: RawHeader =
-        serde_json::from_slice(json).map_err(|e| HeaderError::Json { reason: e.to_string() })?;
+    let wrong = |e: &dyn fmt::Display| HeaderError::Json { reason: e.to_string() };
+    let text = std::str::from_utf8(json).map_err(|e| wrong(&e))?;
+    let raw: RawHeader = serde_json::from_str(text).map_err(|e| wrong(&e))?;
     let base = LENGTH_BYTES + json.len() as u64;
     let mut entries = raw
         .0

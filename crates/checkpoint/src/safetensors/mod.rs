@@ -5,3 +5,6 @@ mod shards;
 
 pub use header::{Entry, HeaderError, SourceType, parse_file, parse_header};
 pub(crate) use shards::{Files, SourceTensor, open_folder, open_single};
+
+#[cfg(test)]
+mod tests;
