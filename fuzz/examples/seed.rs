@@ -1,0 +1,31 @@
+//! Writes one valid input per target to `corpus/`, after checking that the target accepts it.
+
+use std::path::Path;
+
+// The small container of the container crate's own tests.
+#[allow(dead_code)]
+#[path = "../../crates/container/tests/it/common.rs"]
+mod common;
+
+const LAYOUT: &str = r#"{"expertCount": 2, "layerCount": 2, "expertStride": 16384, "linearLayers": [true, false],
+"sections": [
+{"name": "gate_proj.weight", "dtype": "U32", "shape": [32, 8], "offset": 0, "size": 1024},
+{"name": "gate_proj.scales", "dtype": "BF16", "shape": [32, 2], "offset": 1024, "size": 128},
+{"name": "gate_proj.biases", "dtype": "BF16", "shape": [32, 2], "offset": 1152, "size": 128},
+{"name": "up_proj.weight", "dtype": "BF16", "shape": [32, 64], "offset": 2048, "size": 4096},
+{"name": "down_proj.weight", "dtype": "F32", "shape": [64, 32], "offset": 6144, "size": 8192}]}"#;
+
+fn seed(target: &str, body: fn(&[u8]) -> bool, data: &[u8]) {
+    assert!(body(data), "{target} does not accept its seed");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    std::fs::create_dir_all(&folder).expect("the corpus folder");
+    std::fs::write(folder.join("seed"), data).expect("the seed");
+}
+
+fn main() {
+    let (_dir, path) = common::written();
+    let read = |name: &str| std::fs::read(path.join(name)).expect("a file of the container");
+    seed("manifest", spinetail_fuzz::manifest, &read("manifest.json"));
+    seed("v1_layout", spinetail_fuzz::v1_layout, LAYOUT.as_bytes());
+    seed("checksums", spinetail_fuzz::checksums, &read("checksums.bin"));
+}
