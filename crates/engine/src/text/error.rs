@@ -68,3 +68,59 @@ pub enum TokenizerError {
         file: &'static str,
     },
 }
+
+/// A chat template that cannot be used, or messages that cannot be rendered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TemplateError {
+    /// The model has no chat template.
+    #[error(
+        "the model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); add one, or \
+         send a raw prompt"
+    )]
+    Missing,
+    /// A template file is not readable.
+    #[error("{file}: {reason}; fetch the model's tokenizer files again")]
+    Unreadable {
+        /// Name of the file.
+        file: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The template is not valid Jinja, or uses something that is not supported.
+    #[error("the chat template does not compile: {reason}")]
+    Syntax {
+        /// What the template engine said, with the line.
+        reason: String,
+    },
+    /// The messages, tools or template arguments of a request are at fault.
+    #[error("{param}: {reason}")]
+    Refused {
+        /// The field, as `messages[2].content`.
+        param: String,
+        /// Why: the template's own words where it raised an exception.
+        reason: String,
+    },
+    /// The template failed in a way that is not the request's fault as far as can be told.
+    #[error("the chat template failed: {reason}")]
+    Failed {
+        /// What the template engine said, with the line.
+        reason: String,
+    },
+    /// The template does not come to an end within the work that a request of this size is worth.
+    #[error("the chat template did not finish within its limit of {limit} steps; it loops, or is made to")]
+    OutOfFuel {
+        /// The limit for this request.
+        limit: u64,
+    },
+}
+
+impl TemplateError {
+    /// The field of the request that is at fault, if one is.
+    pub fn param(&self) -> Option<&str> {
+        match self {
+            TemplateError::Refused { param, .. } => Some(param),
+            _ => None,
+        }
+    }
+}

@@ -6,11 +6,18 @@
 mod bpe;
 mod detokenizer;
 mod error;
+mod jinja;
+mod messages;
 mod prompt;
+mod protect;
+mod template;
+mod tojson;
 mod tokenizer;
 mod tokenizer_json;
 
 pub use detokenizer::{Detokenizer, decode};
-pub use error::TokenizerError;
+pub use error::{TemplateError, TokenizerError};
+pub use messages::{Content, Function, Message, Part, ToolCall};
 pub use prompt::Prompt;
+pub use template::{ChatInput, ChatTemplate, TemplateFiles};
 pub use tokenizer::{SpecialTokens, Tokenizer, Tokens};

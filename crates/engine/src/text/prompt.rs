@@ -8,14 +8,18 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
     text: String,
-    from_messages: Vec<Range<usize>>,
+    marks: Vec<usize>,
 }
 
 impl Prompt {
-    /// A prompt in which `from_messages` (byte ranges, ascending, apart from each other) came from message strings and
-    /// hold the text of special tokens, which must not be taken for the tokens.
-    pub fn new(text: String, from_messages: Vec<Range<usize>>) -> Prompt {
-        Prompt { text, from_messages }
+    /// A prompt in which every special token counts as one: for text that a program wrote.
+    pub fn trusted(text: String) -> Prompt {
+        Prompt { text, marks: Vec::new() }
+    }
+
+    /// A prompt with byte offsets, ascending, that lie within the text of special tokens which came from a message.
+    pub(super) fn with_marks(text: String, marks: Vec<usize>) -> Prompt {
+        Prompt { text, marks }
     }
 
     /// The text, as a person would read it.
@@ -23,9 +27,14 @@ impl Prompt {
         &self.text
     }
 
-    /// Whether any byte of this range came from a message's special-token text.
-    pub fn is_from_message(&self, range: Range<usize>) -> bool {
-        let after = self.from_messages.partition_point(|marked| marked.end <= range.start);
-        self.from_messages.get(after).is_some_and(|marked| marked.start < range.end)
+    /// Whether what stands in this range came from a message, wholly or in part, and so is text and no token.
+    pub(super) fn is_from_message(&self, range: &Range<usize>) -> bool {
+        let next = self.marks.partition_point(|&mark| mark <= range.start);
+        self.marks.get(next).is_some_and(|&mark| mark < range.end)
+    }
+
+    /// Whether the prompt ends in a think block that it has opened and not closed: generation starts inside it.
+    pub fn opens_thinking(&self) -> bool {
+        self.text.trim_end().ends_with("<think>")
     }
 }

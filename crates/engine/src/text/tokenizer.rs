@@ -173,7 +173,7 @@ impl Tokens for Tokenizer {
     }
 
     fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, TokenizerError> {
-        self.encode_with(prompt.text(), |token, at| !token.special || !prompt.is_from_message(at))
+        self.encode_with(prompt.text(), |token, at| !token.special || !prompt.is_from_message(&at))
     }
 
     fn bytes(&self, id: u32) -> Option<&[u8]> {

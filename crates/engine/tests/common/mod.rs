@@ -1,13 +1,14 @@
 //! Where the tests find tokenizers, templates and cases.
 
 #![allow(dead_code)] // each test binary uses its own part
+#![allow(clippy::print_stdout, clippy::unwrap_used)] // not marked as tests, but only used by them
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use serde_json::Value;
-use spinetail_engine::text::Tokenizer;
+use spinetail_engine::text::{ChatTemplate, TemplateFiles, Tokenizer};
 
 /// The folder of cases and tokenizers beside the repository.
 pub(crate) fn shared() -> PathBuf {
@@ -43,4 +44,33 @@ pub(crate) fn shared_tokenizer(name: &str) -> Arc<Tokenizer> {
         Arc::new(Tokenizer::from_json(&file, config.as_deref()).unwrap())
     };
     loaded.entry(name.to_owned()).or_insert_with(load).clone()
+}
+
+/// One of the chat templates beside the repository, by the name that the cases give it.
+pub(crate) fn chat_template(name: &str) -> ChatTemplate {
+    let read = |file: &str| std::fs::read(folder(name).join(file)).ok();
+    let jinja = read(if name == "next" { "qwen3-next.jinja" } else { "chat_template.jinja" });
+    let config = read("tokenizer_config.json");
+    let files = TemplateFiles { jinja: jinja.as_deref(), tokenizer_config: config.as_deref(), json: None };
+    ChatTemplate::from_files(files).unwrap()
+}
+
+/// The template of the small model, or a note that the test is skipped.
+pub(crate) fn pip_template() -> Option<ChatTemplate> {
+    if folder("pip").join("chat_template.jinja").exists() {
+        return Some(chat_template("pip"));
+    }
+    println!("skipped: the small model is absent");
+    None
+}
+
+/// A template from its source.
+pub(crate) fn template_of(source: &str) -> ChatTemplate {
+    ChatTemplate::from_files(TemplateFiles { jinja: Some(source.as_bytes()), ..TemplateFiles::default() })
+        .unwrap()
+}
+
+/// A message as JSON.
+pub(crate) fn message(role: &str, content: &str) -> Value {
+    serde_json::json!({"role": role, "content": content})
 }
