@@ -87,7 +87,7 @@ pub enum ContainerError {
         found: String,
     },
     /// The drive is too full.
-    #[error("not enough space for {}: needs {needed} bytes, {available} are available; free {} bytes or choose another drive", path.display(), needed - available)]
+    #[error("not enough space for {}: needs {needed} bytes, {available} are available; free {} bytes or choose another drive", path.display(), needed.saturating_sub(*available))]
     NoSpace {
         /// The output.
         path: PathBuf,

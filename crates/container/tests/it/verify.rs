@@ -22,15 +22,16 @@ fn flip(path: &Path, at: usize, bits: u8) {
 #[test]
 fn an_intact_container_is_intact_and_every_byte_is_counted() {
     let (_dir, path) = written();
-    let mut last = 0;
+    let (mut last, mut total) = (0, 0);
     let report = verify(&path, &mut |p| {
         assert!(p.done_bytes > last && p.done_bytes <= p.total_bytes);
-        last = p.done_bytes;
+        (last, total) = (p.done_bytes, p.total_bytes);
         ControlFlow::Continue(())
     })
     .unwrap();
     assert!(report.is_intact(), "{:?}", report.damage);
     assert_eq!(report.kind, Kind::V2);
+    assert_eq!(last, total, "progress ends at the end");
     assert!(report.unchecked.is_empty(), "{:?}", report.unchecked);
     let size = |f: &str| path.join(f).metadata().unwrap().len();
     let sums = ["manifest.json", "checksums.bin"].map(size).iter().sum::<u64>();
