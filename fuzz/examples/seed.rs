@@ -27,5 +27,9 @@ fn main() {
     let read = |name: &str| std::fs::read(path.join(name)).expect("a file of the container");
     seed("manifest", spinetail_fuzz::manifest, &read("manifest.json"));
     seed("v1_layout", spinetail_fuzz::v1_layout, LAYOUT.as_bytes());
+    let header =
+        br#"{"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},"__metadata__":{"format":"pt"}}"#;
+    let file = [&(header.len() as u64).to_le_bytes()[..], header, &[0; 12]].concat();
+    seed("safetensors_header", spinetail_fuzz::safetensors_header, &file);
     seed("checksums", spinetail_fuzz::checksums, &read("checksums.bin"));
 }

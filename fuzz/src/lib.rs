@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use spinetail_checkpoint::safetensors::{HeaderError, parse_file, parse_header};
 use spinetail_container::{Checksums, Manifest, v1};
 use spinetail_core::{
     AttentionConfig, DeltaConfig, Family, LayerKind, ModelConfig, MoeConfig, Part, Projection, RecordLayout,
@@ -82,4 +83,23 @@ pub fn checksums(data: &[u8]) -> bool {
     }
     let _ = Checksums::parse(file, &sealed);
     as_it_is
+}
+
+/// A safetensors file, and the same bytes as a header alone, of a file that is as long as the header wants it.
+pub fn safetensors_header(data: &[u8]) -> bool {
+    let check = |entries: &std::collections::HashMap<_, spinetail_checkpoint::safetensors::Entry>,
+                 file_bytes: u64| {
+        let mut ranges: Vec<_> = entries.values().map(|e| (e.offset, e.offset + e.bytes)).collect();
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|w| w[0].1 == w[1].0));
+        assert!(ranges.last().is_none_or(|r| r.1 == file_bytes));
+    };
+    let file = parse_file(data);
+    if let Ok(entries) = &file {
+        check(entries, data.len() as u64);
+    }
+    if let Err(HeaderError::Trailing { expected, .. }) = parse_header(data, u64::MAX) {
+        check(&parse_header(data, expected).expect("only the length was wrong"), expected);
+    }
+    file.is_ok()
 }

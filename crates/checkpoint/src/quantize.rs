@@ -160,26 +160,22 @@ mod tests {
 
     #[test]
     fn the_same_bytes_as_mlx() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/quantize");
-        let mut files = vec![folder.join("expected.safetensors")];
-        files.extend(std::env::var_os("SPINETAIL_TEST_QUANTIZE").map(Into::into));
-        for path in files {
-            if !path.exists() {
-                println!("skipped: {} is not here", path.display());
-                continue;
-            }
-            let get = read_all(&path);
-            for (name, dtype) in [("bf16", DType::Bf16), ("f16", DType::F16), ("f32", DType::F32)] {
-                let rows = get(&format!("w.{name}"));
-                for bits in BITS {
-                    for group_size in GROUP_SIZES {
-                        let affine = Affine { bits, group_size, scales: dtype };
-                        let mut out = Quantized::default();
-                        quantize_rows(256, dtype, affine, &rows, &mut out).unwrap();
-                        for (part, found) in Part::ALL.into_iter().zip(&out.parts) {
-                            let key = format!("q.{name}.{bits}.{group_size}.{}", part.suffix());
-                            assert!(*found == get(&key), "{key} differs");
-                        }
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/quantize/expected.safetensors");
+        if !path.exists() {
+            println!("skipped: {} is not here", path.display());
+            return;
+        }
+        let get = read_all(&path);
+        for (name, dtype) in [("bf16", DType::Bf16), ("f16", DType::F16), ("f32", DType::F32)] {
+            let rows = get(&format!("w.{name}"));
+            for bits in BITS {
+                for group_size in GROUP_SIZES {
+                    let affine = Affine { bits, group_size, scales: dtype };
+                    let mut out = Quantized::default();
+                    quantize_rows(256, dtype, affine, &rows, &mut out).unwrap();
+                    for (part, found) in Part::ALL.into_iter().zip(&out.parts) {
+                        let key = format!("q.{name}.{bits}.{group_size}.{}", part.suffix());
+                        assert!(*found == get(&key), "{key} differs");
                     }
                 }
             }

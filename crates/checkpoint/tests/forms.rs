@@ -82,6 +82,7 @@ fn quantized_sources_keep_their_bytes_and_formats() {
             let step = 2.0 / ((1 << bits) - 1) as f32;
             let (exact, found) = (build::canonical(&c), all_tensors(&model));
             assert_close(&exact, &found, step * 1.1);
+            common::assert_rows_agree(&model);
         }
     }
 }
@@ -200,4 +201,62 @@ fn paths_that_are_no_checkpoint_say_what_they_are() {
     }
     std::fs::write(&index, "{\"weight_map\":[]}").unwrap();
     names_all(&open(dir.path()), &["weight_map"]);
+}
+
+/// The same tensors with every projection in blocks of FP8, and what those mean in f32.
+fn fp8_twins(tensors: BTreeMap<String, Raw>) -> [BTreeMap<String, Raw>; 2] {
+    let (mut fp8, mut twin) = (tensors.clone(), tensors.clone());
+    for (name, (_, shape, _)) in tensors {
+        if shape.len() < 2 || !name.contains("_proj") {
+            continue;
+        }
+        let [rows, columns] = shape[shape.len() - 2..] else { panic!() };
+        let stack = shape.iter().product::<usize>() / rows / columns;
+        let blocks = [rows.div_ceil(128), columns.div_ceil(128)];
+        let mut lead = shape[..shape.len() - 2].to_vec();
+        lead.extend(blocks);
+        let scale = |s: usize, r: usize, c: usize| 0.5 + ((s * blocks[0] + r) * blocks[1] + c) as f32 / 8.0;
+        let (mut codes, mut values, mut scales) = (Vec::new(), Vec::new(), Vec::new());
+        for s in 0..stack {
+            for i in 0..rows * columns {
+                let (r, c) = (i / columns, i % columns);
+                let code = (s * 31 + r * 7 + c * 13) as u8 & 0xbf;
+                // Exponent below 8: mantissa and exponent as the format has them, spelled out.
+                let (e, m) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+                let size = if e == 0 { m / 512.0 } else { (1.0 + m / 8.0) * 2f32.powi(e - 7) };
+                let value = if code >= 128 { -size } else { size } * scale(s, r / 128, c / 128);
+                codes.push(code);
+                values.extend_from_slice(&value.to_le_bytes());
+            }
+            for i in 0..blocks[0] * blocks[1] {
+                DType::Bf16.put(scale(s, i / blocks[1], i % blocks[1]), &mut scales);
+            }
+        }
+        twin.insert(name.clone(), ("F32", shape.clone(), values));
+        fp8.insert(format!("{name}_scale_inv"), ("BF16", lead, scales));
+        fp8.insert(name, ("F8_E4M3", shape, codes));
+    }
+    [fp8, twin]
+}
+
+#[test]
+fn blocks_of_fp8_through_every_slicing() {
+    let fused = Form { experts: Experts::Fused, ..HF_35 };
+    for (family, form) in [(Family::Qwen3Next, HF_NEXT), (Family::Qwen35Moe, fused)] {
+        let mut c = build::shape(family);
+        // Blocks end within the packed inputs' heads and within the fused up projection, and are ragged.
+        (c.hidden, c.moe.intermediate, c.delta.key_dim, c.delta.value_dim) = (160, 96, 20, 28);
+        let [fp8, twin] = fp8_twins(build::encode(&c, &form));
+        let open = |tensors: BTreeMap<String, Raw>| {
+            let dir = tempfile::tempdir().unwrap();
+            let mut config = build::config_json(&c, &form);
+            config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+            std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+            write_safetensors(&dir.path().join("model.safetensors"), &tensors);
+            Checkpoint::open(dir.path()).unwrap()
+        };
+        let model = open(fp8);
+        common::assert_rows_agree(&model);
+        assert_close(&all_tensors(&open(twin)), &all_tensors(&model), 0.0);
+    }
 }

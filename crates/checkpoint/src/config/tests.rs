@@ -1,3 +1,5 @@
+//! Every form that is accepted, and what is refused by field.
+
 use serde_json::{Value, json};
 
 use super::*;

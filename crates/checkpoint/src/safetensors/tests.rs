@@ -1,3 +1,5 @@
+//! Headers good and hostile; what is accepted here, the safetensors crate accepts too.
+
 use proptest::prelude::*;
 
 use super::*;

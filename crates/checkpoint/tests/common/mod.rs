@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use spinetail_checkpoint::Checkpoint;
 use spinetail_core::{
     DenseSource, ExpertId, Part, Projection, RecordSource, TensorSpec, dense_specs, dequantize_row,
 };
@@ -80,6 +81,23 @@ pub fn all_tensors<M: DenseSource + RecordSource + ?Sized>(model: &M) -> BTreeMa
         }
     }
     out
+}
+
+/// Asserts that dense tensors read a few rows at a time are those read whole.
+pub fn assert_rows_agree(model: &Checkpoint) {
+    for d in dense_specs(model.config()) {
+        let spec = model.dense_spec(&d.name).unwrap();
+        for &part in spec.parts() {
+            let row = spec.row_bytes(part);
+            let (mut whole, mut pieces) = (vec![0; spec.part_bytes(part)], vec![0; spec.part_bytes(part)]);
+            model.read_dense(&d.name, part, &mut whole).unwrap();
+            for (i, piece) in pieces.chunks_mut(5 * row).enumerate() {
+                let rows = i * 5..i * 5 + piece.len() / row;
+                model.read_dense_rows(&d.name, part, rows, piece).unwrap();
+            }
+            assert!(whole == pieces, "{} {part:?}", d.name);
+        }
+    }
 }
 
 /// Asserts that two models have the same tensors up to `tolerance` times each tensor's largest magnitude.
