@@ -124,3 +124,77 @@ impl TemplateError {
         }
     }
 }
+
+/// A sampling parameter or stop string that is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{param}: {reason}")]
+#[non_exhaustive]
+pub struct ParamError {
+    /// The field of the request, as `temperature`.
+    pub param: &'static str,
+    /// What was expected and found.
+    pub reason: String,
+}
+
+/// Logits that no token can be drawn from.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SampleError {
+    /// A logit is NaN or plus infinity: the model's arithmetic went wrong before sampling.
+    #[error(
+        "the logit of token {id} is not a number; the model's weights or arithmetic are at fault, not the sampling"
+    )]
+    NotANumber {
+        /// The first such token.
+        id: u32,
+    },
+    /// Every token is ruled out.
+    #[error("no token is allowed here: all logits are minus infinity")]
+    NothingAllowed,
+    /// There are fewer logits than tokens.
+    #[error(
+        "the model gave {found} logits, the tokenizer has {expected} tokens; model and tokenizer do not belong together"
+    )]
+    TooFew {
+        /// Number of logits.
+        found: usize,
+        /// Size of the vocabulary.
+        expected: usize,
+    },
+}
+
+/// The text half of a model cannot be loaded or used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// A file cannot be read.
+    #[error("cannot read {file}: {source}")]
+    Read {
+        /// Name of the file.
+        file: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The tokenizer's files, or text that it cannot encode.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The conversation, or the template.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The model's chat template is missing or does not compile.
+    #[error("{reason}")]
+    NoTemplate {
+        /// What was found when the model was loaded.
+        reason: String,
+    },
+}
+
+impl TextError {
+    /// The field of the request that is at fault, if one is.
+    pub fn param(&self) -> Option<&str> {
+        match self {
+            TextError::Template(error) => error.param(),
+            _ => None,
+        }
+    }
+}

@@ -144,6 +144,20 @@ impl ChatTemplate {
         }
     }
 
+    /// The special token that the template puts behind an assistant's message: it ends a turn, whether or not the
+    /// model's files list it among the end tokens.
+    pub fn end_of_turn<'a>(&self, specials: &[&'a str]) -> Option<&'a str> {
+        let said = "0f probe 9c";
+        let message = |role: &str, content: &str| {
+            Map::from_iter([("role".to_owned(), role.into()), ("content".to_owned(), content.into())])
+        };
+        let turn = [message("user", "hi"), message("assistant", said)];
+        let rendered = self.render_values(&turn, None, &Map::new(), false).ok()?;
+        let after = rendered.rsplit_once(said)?.1;
+        let found = specials.iter().filter_map(|special| Some((after.find(special)?, *special)));
+        found.min_by_key(|(at, special)| (*at, usize::MAX - special.len())).map(|(_, special)| special)
+    }
+
     fn render_guarded(
         &self,
         messages: &[Normal],

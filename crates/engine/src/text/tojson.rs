@@ -22,6 +22,7 @@ struct Options {
 }
 
 /// The filter: `tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`.
+#[allow(clippy::needless_pass_by_value)] // the signature that minijinja calls
 pub(super) fn filter(value: &Value, positional: Rest<Value>, named: Kwargs) -> Result<String, Error> {
     const NAMES: [&str; 4] = ["ensure_ascii", "indent", "separators", "sort_keys"];
     if positional.len() > NAMES.len() {
