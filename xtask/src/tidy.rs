@@ -11,7 +11,8 @@ const MAX_LINES: usize = 700;
 const LONGER: &[(&str, &str)] = &[];
 
 /// Where unsafe code is allowed: kernels, I/O and memory handed across crates.
-const UNSAFE: &[&str] = &["crates/cpu/", "crates/store/", "crates/core/src/slot.rs", "crates/gpu/", "xtask/src/tidy.rs"];
+const UNSAFE: &[&str] =
+    &["crates/cpu/", "crates/store/", "crates/core/src/slot.rs", "crates/gpu/", "xtask/src/tidy.rs"];
 
 /// Crates that must stay free of HTTP, the command line and the environment.
 const PURE: &[&str] = &["core", "checkpoint", "container", "store", "cpu", "model", "engine"];
@@ -58,7 +59,9 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> anyhow::Result<()> {
 fn check(name: &str, text: &str, faults: &mut Vec<String>) {
     let lines = text.lines().count();
     if lines > MAX_LINES && !LONGER.iter().any(|(n, _)| *n == name) {
-        faults.push(format!("{name}: {lines} lines, expected at most {MAX_LINES}; look for the two things that were one"));
+        faults.push(format!(
+            "{name}: {lines} lines, expected at most {MAX_LINES}; look for the two things that were one"
+        ));
     }
     if !text.starts_with("//!") && !text.starts_with("#![") {
         faults.push(format!("{name}: no module header; begin with //! and what the module is"));

@@ -1,3 +1,23 @@
-//! The public API of spinetail: what turns a loaded model into answers.
+//! The public API of spinetail: [`Engine`], a loaded model, and [`Session`], one conversation with it.
+//!
+//! Everything that people use (command line, server, bindings) is built on these two. No HTTP, no command line and no
+//! environment: settings come as arguments.
 
+mod chat;
+mod dump;
+mod engine;
+mod error;
+mod generate;
+mod inspect;
+mod memory;
+mod session;
 pub mod text;
+
+pub use chat::ChatPrompt;
+pub use dump::dump_logits;
+pub use engine::{Engine, EngineOptions, Precision, load_text};
+pub use error::EngineError;
+pub use generate::{Answer, Event, GenerateOptions};
+pub use inspect::{ModelSummary, inspect};
+pub use memory::MemoryPlan;
+pub use session::{Observer, Progress, Session};

@@ -1,0 +1,92 @@
+//! `spinetail inspect`
+
+use std::io::Write;
+
+use spinetail_core::LayerKind;
+use spinetail_engine::{ModelSummary, inspect};
+
+use crate::args::InspectArgs;
+use crate::models;
+use crate::units::size;
+
+pub(crate) fn run(a: &InspectArgs) -> anyhow::Result<()> {
+    let path = models::find(&a.model)?;
+    let summary = inspect(&path, a.context, a.memory)?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "model        {}", path.display())?;
+    print(&mut out, &summary, a.context)?;
+    out.flush()?;
+    Ok(())
+}
+
+fn print(out: &mut dyn Write, s: &ModelSummary, context: u32) -> std::io::Result<()> {
+    let (c, a, d, m, p) = (&s.config, &s.config.attention, &s.config.delta, &s.config.moe, &s.plan);
+    writeln!(out, "family       {}", c.family.name())?;
+    writeln!(out, "parameters   {}, {} active per token", count(s.parameters), count(s.active_parameters))?;
+    let (delta, attention) = (c.count(LayerKind::Delta), c.count(LayerKind::Attention));
+    writeln!(
+        out,
+        "layers       {} ({delta} DeltaNet, {attention} attention), hidden {}",
+        c.layers.len(),
+        c.hidden
+    )?;
+    writeln!(
+        out,
+        "experts      {} per layer, {} active, one shared; width {}",
+        m.experts, m.top_k, m.intermediate
+    )?;
+    writeln!(
+        out,
+        "attention    {} query and {} key/value heads of {}, {} of them rotated",
+        a.heads, a.kv_heads, a.head_dim, a.rotary_dims
+    )?;
+    writeln!(
+        out,
+        "DeltaNet     {} key heads of {}, {} value heads of {}",
+        d.key_heads, d.key_dim, d.value_heads, d.value_dim
+    )?;
+    let tied = if c.tied_embeddings { "tied" } else { "not tied" };
+    writeln!(out, "vocabulary   {} ({tied}), made for {} positions", c.vocab, c.max_positions)?;
+    let heads = if c.mtp_layers > 0 { "kept, not used yet" } else { "none" };
+    writeln!(out, "prediction   {heads}")?;
+    for (format, bytes) in &s.dense_formats {
+        writeln!(out, "dense        {format}: {}", size(*bytes))?;
+    }
+    for (format, layers) in &s.expert_formats {
+        writeln!(out, "experts      {format}: {layers} layers")?;
+    }
+    writeln!(
+        out,
+        "\none token touches {} of dense weights and {} of experts; one expert is {}, all are {}",
+        size(s.dense_bytes_per_token),
+        size(s.expert_bytes_per_token),
+        size(s.record_bytes),
+        size(s.experts_bytes)
+    )?;
+    writeln!(out, "\nmemory at a context of {context}")?;
+    let rows = [
+        ("dense weights", p.dense_bytes),
+        ("KV cache", p.kv_bytes),
+        ("states", p.state_bytes),
+        ("scratch", p.scratch_bytes),
+        ("process", p.process_bytes),
+        ("expert slots", p.slots_bytes),
+        ("together", p.total_bytes()),
+    ];
+    for (name, bytes) in rows {
+        writeln!(out, "  {name:14} {:>9}", size(bytes))?;
+    }
+    let least = p.fixed_bytes() + p.slot_bytes * m.top_k as u64;
+    writeln!(
+        out,
+        "  at least {}; every expert in memory takes {}",
+        size(least),
+        size(p.fixed_bytes() + p.records_bytes)
+    )
+}
+
+/// A count for people: three significant digits.
+fn count(n: u64) -> String {
+    let n = n as f64;
+    if n >= 1e9 { format!("{:.1} G", n / 1e9) } else { format!("{:.1} M", n / 1e6) }
+}

@@ -1,0 +1,102 @@
+//! What an engine or a session can refuse. Every message says what to do.
+
+use spinetail_checkpoint::CheckpointError;
+use spinetail_model::{BackendError, StepError};
+
+use crate::memory::MemoryPlan;
+use crate::text::{ParamError, SampleError, TextError};
+
+/// Why an engine could not be opened or a session could not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The model could not be opened.
+    #[error(transparent)]
+    Model(#[from] CheckpointError),
+    /// The backend refused.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// A step failed.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// Tokenizer or chat template, or text and messages that they refuse.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// A sampling parameter or stop string.
+    #[error(transparent)]
+    Param(#[from] ParamError),
+    /// Logits that no token can be drawn from.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// Something that does not exist yet.
+    #[error("{what} is not supported; {fix}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What to do instead.
+        fix: String,
+    },
+    /// A context outside the model's.
+    #[error(
+        "a context of {asked} tokens: expected 1 to {max}, the most that this model was made for; give another --context"
+    )]
+    Context {
+        /// Positions asked for.
+        asked: u32,
+        /// The model's own limit.
+        max: usize,
+    },
+    /// The budget does not cover what the model needs.
+    #[error("{}", budget_message(*.budget, *.minimum, .plan))]
+    Budget {
+        /// Bytes given.
+        budget: u64,
+        /// Bytes needed at least.
+        minimum: u64,
+        /// What takes them.
+        plan: Box<MemoryPlan>,
+    },
+    /// A prompt without tokens.
+    #[error("the prompt is empty: there is nothing to continue; give at least one token of text")]
+    EmptyPrompt,
+    /// A prompt past the context.
+    #[error(
+        "{tokens} tokens do not fit the context of {context}; shorten the prompt or give a larger --context"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt and of what came before it.
+        tokens: usize,
+        /// Positions of the session.
+        context: usize,
+    },
+    /// A file could not be written.
+    #[error("cannot write {}: {error}; choose another place, or make room", path.display())]
+    Write {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The system's reason.
+        error: std::io::Error,
+    },
+    /// The caller stopped it.
+    #[error("stopped before the prompt was read to its end")]
+    Cancelled,
+    /// An earlier step failed half-way.
+    #[error("an earlier step of this session failed; start the prompt again")]
+    Broken,
+}
+
+fn budget_message(budget: u64, minimum: u64, p: &MemoryPlan) -> String {
+    let mib = |b: u64| b.div_ceil(1 << 20);
+    format!(
+        "a memory budget of {} MiB is too small for this model: it needs at least {} MiB (dense weights {}, KV cache {}, \
+         states {}, scratch {}, process {}, one token's experts {}); give a larger --memory or a smaller --context",
+        mib(budget),
+        mib(minimum),
+        mib(p.dense_bytes),
+        mib(p.kv_bytes),
+        mib(p.state_bytes),
+        mib(p.scratch_bytes),
+        mib(p.process_bytes),
+        mib(minimum - p.fixed_bytes()),
+    )
+}
