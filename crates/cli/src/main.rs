@@ -15,8 +15,8 @@ use args::{Cli, Command};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
-        Command::Chat(a) => commands::chat::run(a),
-        Command::Generate(a) => commands::generate::run(a),
+        Command::Chat(a) => commands::chat::run(&a),
+        Command::Generate(a) => commands::generate::run(&a),
         Command::Logits(a) => commands::logits::run(&a),
         Command::Repack(a) => commands::repack::run(&a),
         Command::Verify(a) => commands::verify::run(&a),

@@ -10,7 +10,7 @@ use super::generate::write_piece;
 use crate::args::{ChatArgs, Switch};
 use crate::output;
 
-pub(crate) fn run(a: ChatArgs) -> anyhow::Result<()> {
+pub(crate) fn run(a: &ChatArgs) -> anyhow::Result<()> {
     let engine = super::open(&a.model, &EngineOptions::from(&a.engine))?;
     let mut chat = Chat {
         session: engine.session()?,

@@ -11,14 +11,14 @@ use spinetail_engine::{Answer, Engine, EngineOptions, Event, GenerateOptions};
 use crate::args::{GenerateArgs, Switch};
 use crate::output;
 
-pub(crate) fn run(a: GenerateArgs) -> anyhow::Result<()> {
+pub(crate) fn run(a: &GenerateArgs) -> anyhow::Result<()> {
     let prompt = match (&a.prompt, &a.prompt_file) {
         (Some(text), _) => text.clone(),
         (None, Some(file)) => read_prompt(file)?,
         (None, None) => String::new(),
     };
     let engine = super::open(&a.model, &EngineOptions::from(&a.engine))?;
-    let (tokens, mark) = encode(&engine, &a, prompt)?;
+    let (tokens, mark) = encode(&engine, a, prompt)?;
     let options =
         GenerateOptions { max_tokens: a.max_tokens, show_special: true, ..GenerateOptions::default() };
     let mut session = engine.session()?;
