@@ -1,6 +1,8 @@
 //! Prompts against Python's Jinja2, and what must be refused. Cases outside the repository are used where they lie
 //! beside it.
 
+#![allow(clippy::print_stdout, clippy::unwrap_used)] // helpers are not marked as tests
+
 mod common;
 
 use common::{chat_template, message, rows, shared, shared_tokenizer};

@@ -75,3 +75,44 @@ pub fn decode(tokens: &dyn Tokens, ids: &[u32], show_special: bool) -> Result<St
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Bytes that often are, nearly are, or never are UTF-8.
+    fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
+        let text = ".{0,3}".prop_map(String::into_bytes);
+        let lead = prop::sample::select(vec![0xC2_u8, 0xE0, 0xED, 0xF0, 0xF4, 0xC0, 0xF5, 0xFF])
+            .prop_map(|b| vec![b]);
+        let rest = (0x80_u8..0xC0).prop_map(|b| vec![b]);
+        prop::collection::vec(prop_oneof![text, lead, rest], 0..12).prop_map(|parts| parts.concat())
+    }
+
+    proptest! {
+        /// However bytes are cut into tokens, the released text is that of the whole, without its unfinished end.
+        #[test]
+        fn any_cut_gives_the_same(bytes in any_bytes(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8)) {
+            let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+            at.extend([0, bytes.len()]);
+            at.sort_unstable();
+            let mut detokenizer = Detokenizer::new();
+            let text: String = at.windows(2).map(|w| detokenizer.push_bytes(&bytes[w[0]..w[1]])).collect();
+            let finished = bytes.len() - detokenizer.unfinished().len();
+            prop_assert!(detokenizer.unfinished().len() < 4);
+            prop_assert_eq!(text, String::from_utf8_lossy(&bytes[..finished]));
+            prop_assert_eq!(detokenizer.unfinished(), &bytes[finished..]);
+        }
+    }
+
+    #[test]
+    fn bytes_that_cannot_become_a_character_are_shown_at_once() {
+        let mut detokenizer = Detokenizer::new();
+        assert_eq!(detokenizer.push_bytes(&[0xF0, 0x9F]), "");
+        assert_eq!(detokenizer.push_bytes(b"A"), "\u{FFFD}A");
+        assert_eq!(detokenizer.push_bytes(&[0xED, 0xA0]), "\u{FFFD}\u{FFFD}");
+        assert_eq!(detokenizer.unfinished(), b"");
+    }
+}

@@ -25,9 +25,12 @@ pub(crate) fn rows(name: &str) -> Option<Vec<Value>> {
     Some(text.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
 }
 
-/// Folder of a tokenizer by the name that the cases give it.
+/// Folder of a tokenizer by the name that the cases give it. The small model is in the repository; its checkpoint
+/// beside the repository has the same files.
 pub(crate) fn folder(name: &str) -> PathBuf {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pip.qpack");
     match name {
+        "pip" if shipped.join("tokenizer.json").exists() => shipped,
         "pip" => shared().join("models/pip"),
         "next" => shared().join("tokenizers/qwen3"),
         _ => shared().join("tokenizers").join(name),
@@ -53,6 +56,15 @@ pub(crate) fn chat_template(name: &str) -> ChatTemplate {
     let config = read("tokenizer_config.json");
     let files = TemplateFiles { jinja: jinja.as_deref(), tokenizer_config: config.as_deref(), json: None };
     ChatTemplate::from_files(files).unwrap()
+}
+
+/// The tokenizer of the small model, or a note that the test is skipped.
+pub(crate) fn pip_tokenizer() -> Option<Arc<Tokenizer>> {
+    if folder("pip").join("tokenizer.json").exists() {
+        return Some(shared_tokenizer("pip"));
+    }
+    println!("skipped: the small model is absent");
+    None
 }
 
 /// The template of the small model, or a note that the test is skipped.
