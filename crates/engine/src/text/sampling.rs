@@ -14,6 +14,10 @@ use super::error::{ParamError, SampleError};
 /// Temperatures below this are zero: the division would leave one token anyway, or overflow.
 const COLDEST: f64 = 1e-5;
 const HOTTEST: f64 = 100.0;
+/// Exponent of the weight below which a token is not looked at: 250,000 such tokens do not change a sum of `f64`.
+const NEGLIGIBLE: f64 = -45.0;
+/// Logits that are compared at once.
+const BLOCK: usize = 16;
 /// How many of the likeliest tokens top-p looks at first; it looks at more when they do not suffice.
 const FIRST_LOOK: usize = 256;
 
@@ -186,10 +190,10 @@ impl Sampler {
     fn sample_with(&mut self, logits: &[f32], adjusted: &mut Vec<f32>) -> Result<u32, SampleError> {
         let (found, expected) = (logits.len(), self.vocabulary_size);
         let logits = logits.get(..expected).ok_or(SampleError::TooFew { found, expected })?;
-        // One pass without branches finds out whether any is bad; a second one, if need be, which.
-        let is_bad = |logit: f32| logit.is_nan() || logit == f32::INFINITY;
-        if logits.iter().fold(false, |bad, &logit| bad | is_bad(logit)) {
-            let id = logits.iter().position(|&logit| is_bad(logit)).unwrap_or_default() as u32;
+        // Also false for NaN. One pass without branches finds out whether any is bad; a second one, if need be, which.
+        let is_good = |logit: f32| logit < f32::INFINITY;
+        if !logits.iter().fold(true, |good, &logit| good & is_good(logit)) {
+            let id = logits.iter().position(|&logit| !is_good(logit)).unwrap_or_default() as u32;
             return Err(SampleError::NotANumber { id });
         }
         let logits = if self.adjusts() {
@@ -249,7 +253,15 @@ impl Sampler {
         candidates.clear();
         match usize::try_from(self.params.top_k) {
             Ok(k) if (1..logits.len()).contains(&k) => top(candidates, logits, k),
-            _ => candidates.extend(logits.iter().enumerate().map(|(id, &logit)| Candidate::new(id, logit))),
+            _ => {
+                // Top-p needs the whole mass; otherwise min-p rules most tokens out before any is weighed.
+                let lowest = if top_p < 1.0 { NEGLIGIBLE } else { NEGLIGIBLE.max(min_p.ln() - 1e-3) };
+                let floor = ((f64::from(likeliest.logit) + temperature * lowest) as f32).next_down();
+                scan(logits, floor, |id, logit| {
+                    candidates.push(Candidate::new(id, logit));
+                    floor
+                });
+            }
         }
         for candidate in candidates.iter_mut() {
             candidate.weight = weight(candidate.logit);
@@ -257,7 +269,8 @@ impl Sampler {
         if top_p < 1.0 {
             keep_mass(candidates, top_p);
         }
-        candidates.retain(|candidate| candidate.weight > 0.0 && candidate.weight >= min_p);
+        let least = min_p.max(NEGLIGIBLE.exp());
+        candidates.retain(|candidate| candidate.weight >= least);
     }
 
     fn draw(&mut self) -> u32 {
@@ -279,29 +292,43 @@ impl Sampler {
 
 /// The likeliest token, the lowest id of equals; `None` if all are ruled out.
 fn argmax(logits: &[f32]) -> Option<Candidate> {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (id, logit);
-        }
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (blocks, rest) = logits.as_chunks::<BLOCK>();
+    let mut lanes = [f32::NEG_INFINITY; BLOCK];
+    for block in blocks {
+        lanes.iter_mut().zip(block).for_each(|(lane, &logit)| *lane = larger(*lane, logit));
     }
-    (best.1 > f32::NEG_INFINITY).then(|| Candidate::new(best.0, best.1))
+    let best = lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, larger);
+    let id = logits.iter().position(|&logit| logit == best)?;
+    (best > f32::NEG_INFINITY).then(|| Candidate::new(id, best))
 }
 
-/// The `k` first candidates in order. Ids ascend, so an equal that comes later is behind, and one comparison with the
-/// worst of the best so far sorts out nearly every token.
-fn top(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
-    let mut floor = f32::NEG_INFINITY;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > floor {
-            candidates.push(Candidate::new(id, logit));
-            if candidates.len() == 4 * k {
-                candidates.select_nth_unstable_by(k - 1, Candidate::order);
-                candidates.truncate(k);
-                floor = candidates[k - 1].logit;
+/// Calls `take` with every token above `floor`, ids ascending; `take` says what the floor is from there on. Nearly all
+/// blocks have none and cost one comparison a lane.
+fn scan(logits: &[f32], mut floor: f32, mut take: impl FnMut(usize, f32) -> f32) {
+    for (block, values) in logits.chunks(BLOCK).enumerate() {
+        if values.iter().fold(false, |any, &logit| any | (logit > floor)) {
+            for (lane, &logit) in values.iter().enumerate() {
+                if logit > floor {
+                    floor = take(block * BLOCK + lane, logit);
+                }
             }
         }
     }
+}
+
+/// The `k` first candidates in order. Ids ascend, so an equal that comes later is behind.
+fn top(candidates: &mut Vec<Candidate>, logits: &[f32], k: usize) {
+    let mut floor = f32::NEG_INFINITY;
+    scan(logits, floor, |id, logit| {
+        candidates.push(Candidate::new(id, logit));
+        if candidates.len() == 4 * k {
+            candidates.select_nth_unstable_by(k - 1, Candidate::order);
+            candidates.truncate(k);
+            floor = candidates[k - 1].logit;
+        }
+        floor
+    });
     candidates.sort_unstable_by(Candidate::order);
     candidates.truncate(k);
 }

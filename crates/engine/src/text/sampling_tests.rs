@@ -30,7 +30,7 @@ fn slow(logits: &[f32], params: &SamplingParams) -> Vec<(u32, f64)> {
             kept.push(entry);
         }
     }
-    kept.retain(|entry| entry.1 > 0.0 && entry.1 >= params.min_p);
+    kept.retain(|entry| entry.1 >= NEGLIGIBLE.exp() && entry.1 >= params.min_p);
     kept
 }
 
