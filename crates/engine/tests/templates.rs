@@ -162,3 +162,19 @@ fn endless_templates_are_stopped() {
         assert!(matches!(error, TemplateError::OutOfFuel { .. }), "{error}");
     }
 }
+
+/// Prompts of `tests/data/pip_prompts.jsonl`, which Jinja2 wrote (the script lies beside it).
+#[test]
+fn prompts_of_the_committed_conversations() {
+    let Some(template) = common::pip_template() else { return };
+    let mut rows = 0;
+    for line in include_str!("data/pip_prompts.jsonl").lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let tools = row.get("tools").filter(|tools| !tools.is_null());
+        let prompt =
+            render(&template, &row["messages"], tools, Some(&row["kwargs"]), &["<|im_start|>", "<|im_end|>"]);
+        assert_eq!(prompt.unwrap().text(), row["expected"].as_str().unwrap(), "{}", row["messages"]);
+        rows += 1;
+    }
+    assert!(rows >= 24);
+}
