@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(run(&["."], &pieces), ("The capital of Spain is Madrid".to_owned(), true, 8));
         assert_eq!(run(&["Spain is", "capital of S"], &pieces), ("The ".to_owned(), true, 4));
         assert_eq!(run(&[], &pieces), ("The capital of Spain is Madrid.".to_owned(), false, 8));
-        // "is Ma" is whole before "Spain is Mad" is; in one token's text the one that begins first counts.
+        // "ri" is whole first, but both are in one token's text, and "drid" begins first.
         assert_eq!(run(&["ri", "drid"], &pieces).0, "The capital of Spain is Ma");
         let mut stops = StopStrings::new(vec!["drid".to_owned()]).unwrap();
         assert_eq!(stops.push(" Mad").text, " Ma");
