@@ -1,5 +1,6 @@
 //! Chores of the repository, run as `cargo xtask NAME`. Nothing that the product needs lives here.
 
+mod synth;
 mod tidy;
 
 use clap::{Parser, Subcommand};
@@ -15,10 +16,13 @@ struct Cli {
 enum Command {
     /// Check the habits that no compiler checks: file lengths, headers, who may use unsafe
     Tidy,
+    /// Write a container of a real model's shape with random weights
+    Synth(synth::SynthArgs),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Tidy => tidy::run(),
+        Command::Synth(a) => synth::run(&a),
     }
 }

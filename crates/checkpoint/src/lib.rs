@@ -17,6 +17,6 @@ mod source;
 mod v1;
 
 pub use error::CheckpointError;
-pub use model::{Checkpoint, open_model};
+pub use model::{Checkpoint, open_model, read_config};
 pub use repack::{Progress, RepackOptions, repack};
 pub use spinetail_container::Summary;

@@ -50,7 +50,7 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens the folder that holds `config.json` and the safetensors files.
     pub fn open(folder: &Path) -> Result<Self> {
-        let source = read_config(folder)?;
+        let source = folder_config(folder)?;
         let (files, tensors) = safetensors::open_folder(folder)?;
         let resolved = names::resolve(&source, tensors, Content::Whole)?;
         let (dense, config, experts, mlx_naming) = DenseTensors::new(files, resolved)?;
@@ -71,8 +71,13 @@ impl Checkpoint {
     }
 }
 
+/// The shape that a `config.json` describes.
+pub fn read_config(file: &Path) -> Result<ModelConfig> {
+    Ok(SourceConfig::parse(file, &read_small_file(file, Limits::JSON_BYTES)?)?.model)
+}
+
 /// Reads and parses the `config.json` of a folder.
-fn read_config(folder: &Path) -> Result<SourceConfig> {
+fn folder_config(folder: &Path) -> Result<SourceConfig> {
     let path = folder.join("config.json");
     if !path.is_file() {
         return Err(CheckpointError::NotAModel {

@@ -59,6 +59,8 @@ pub struct Writer {
     first_part: HashMap<String, usize>,
     dense: File,
     layers: Vec<LayerState>,
+    /// Layers whose records are written; the others' files are links to theirs.
+    distinct: usize,
     /// Last: open files are closed before an unfinished folder is removed.
     partial: Partial,
 }
@@ -98,7 +100,25 @@ impl Writer {
     ///
     /// The plan is checked as a reader would check the result, and the drive's free space against it.
     pub fn create(output: &Path, plan: Plan) -> Result<Self, ContainerError> {
+        let layers = plan.experts.len();
+        Self::create_sharing(output, plan, layers)
+    }
+
+    /// As [`Writer::create`], for a model whose layers repeat: only the records of the first `distinct` layers are
+    /// written, and the file of each further layer is a hard link to one of theirs, in turn. For synthetic models that
+    /// would not fit the drive otherwise.
+    pub fn create_sharing(output: &Path, mut plan: Plan, distinct: usize) -> Result<Self, ContainerError> {
+        let layers = plan.experts.len();
+        if distinct > layers
+            || (distinct == 0 && layers > 0)
+            || (distinct < layers && plan.experts.iter().any(|l| *l != plan.experts[0]))
+        {
+            let found = format!("{distinct} distinct ones of {layers}");
+            return Err(refused("layers", "layers of one layout, at least one of them distinct", found));
+        }
+        let shared = plan.experts.split_off(distinct);
         let needed = plan.total_bytes();
+        plan.experts.extend(shared);
         let manifest = plan.manifest();
         manifest.validate(&output.join(crate::manifest::FILE))?;
         let partial = Partial::create(output)?;
@@ -118,12 +138,27 @@ impl Writer {
         Ok(Self {
             states: parts.iter().map(|_| PartState::Open(0, Box::default())).collect(),
             layers: manifest.experts.layers.iter().map(layer).collect(),
+            distinct,
             manifest,
             parts,
             first_part,
             dense,
             partial,
         })
+    }
+
+    /// Makes the files of the layers past the distinct ones, as links.
+    fn link_layers(&mut self) -> Result<(), ContainerError> {
+        for layer in self.distinct..self.layers.len() {
+            let first = layer % self.distinct;
+            if self.layers[first].remaining > 0 {
+                continue; // what is missing is named when checksums are gathered
+            }
+            let [from, to] = [first, layer].map(|l| self.partial.path(&self.manifest.experts.layers[l].file));
+            std::fs::hard_link(&from, &to).map_err(|e| ContainerError::io("link", &to, e))?;
+            self.layers[layer].written = self.layers[first].written.clone();
+        }
+        Ok(())
     }
 
     /// Adds a small file as it is. Its name has to be plain; names the container uses itself are refused.
@@ -248,13 +283,14 @@ impl Writer {
 
     /// Makes everything durable and gives the container its name; refuses, and leaves nothing, if a tensor or record
     /// is missing.
-    pub fn finish(self) -> Result<Summary, ContainerError> {
+    pub fn finish(mut self) -> Result<Summary, ContainerError> {
         let path = self.partial.path(crate::manifest::FILE);
         let text = self.manifest.to_text(&path)?.into_bytes();
         // What cannot be read back as it is must not be left for a reader to find.
         if Manifest::parse(&path, &text)? != self.manifest {
             return Err(refused("manifest.json", "what was planned", "something else when read back"));
         }
+        self.link_layers()?;
         let sums = self.checksums(sha256(&text))?;
         let dense_path = self.partial.path(DENSE_FILE);
         self.dense.sync_all().map_err(|e| ContainerError::io("make durable", &dense_path, e))?;

@@ -53,7 +53,8 @@ fn refusal(folder: &Path) -> String {
 fn distance(ours: &[Vec<f32>], theirs: &[Vec<f32>]) -> f32 {
     let (ours, theirs) = (ours.concat(), theirs.concat());
     assert_eq!(ours.len(), theirs.len());
-    let range = theirs.iter().copied().fold(f32::MIN, f32::max) - theirs.iter().copied().fold(f32::MAX, f32::min);
+    let range =
+        theirs.iter().copied().fold(f32::MIN, f32::max) - theirs.iter().copied().fold(f32::MAX, f32::min);
     ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / range
 }
 
@@ -98,7 +99,10 @@ fn broken_checkpoints_are_refused_by_name() {
     for (name, words) in [
         ("shard-missing", &["model-00002-of-00003.safetensors"][..]),
         ("shard-short", &["model-00002-of-00003.safetensors"]),
-        ("index-liar", &["lm_head.weight", "model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"]),
+        (
+            "index-liar",
+            &["lm_head.weight", "model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"],
+        ),
         ("fp8-scale-lost", &["model.layers.2.mlp.shared_expert.gate_proj.weight_scale_inv"]),
     ] {
         let Some(folder) = make(root.path(), name) else { return };
