@@ -9,6 +9,8 @@
 #![allow(unsafe_code)]
 
 mod activations;
+mod attention;
+mod functions;
 mod generic;
 mod isa;
 mod operands;
@@ -25,6 +27,7 @@ use std::ops::Range;
 use spinetail_core::Format;
 
 pub use activations::Activations;
+pub use attention::{Attended, KeyValues};
 pub use isa::{Isa, UnknownIsa};
 pub use operands::{SharedOut, Weights};
 use table::Table;

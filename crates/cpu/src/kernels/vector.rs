@@ -12,8 +12,10 @@ use super::activations::Order;
 /// Lanes of a [`Vector`].
 pub(super) const LANES: usize = 16;
 
+/// Element types by number, for algorithms that take theirs as a constant.
+pub(super) const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
 /// Sixteen f32.
-#[expect(dead_code, reason = "the vector functions that use the rest come with the next change")]
 ///
 /// # Safety
 /// Of every method: the processor has the instruction set of the type; pointers are valid for what the method says
@@ -64,6 +66,9 @@ pub(super) trait Vector: Copy {
     /// `4 · BITS` bytes.
     unsafe fn codes<const BITS: usize>(unit: *const u8, half: usize) -> Self;
 
+    /// Writes 16 f16, rounded to nearest, ties to even.
+    unsafe fn store_f16(self, p: *mut u16);
+
     /// Reads 16 elements of `dtype`.
     #[inline(always)]
     unsafe fn widen(dtype: DType, p: *const u8) -> Self {
@@ -75,6 +80,59 @@ pub(super) trait Vector: Copy {
                 DType::Bf16 => Self::load_bf16(p),
             }
         }
+    }
+
+    /// Reads `count` elements of `dtype`, at most 16; the other lanes are 0.
+    #[inline(always)]
+    unsafe fn widen_part(dtype: DType, p: *const u8, count: usize) -> Self {
+        debug_assert!(count <= LANES);
+        // SAFETY: as the caller promises; elements have at most 4 bytes.
+        unsafe {
+            if count == LANES {
+                return Self::widen(dtype, p);
+            }
+            let mut copy = [0u8; LANES * 4];
+            std::ptr::copy_nonoverlapping(p, copy.as_mut_ptr(), count * dtype.bytes());
+            Self::widen(dtype, copy.as_ptr())
+        }
+    }
+
+    /// Reads `count` f32, at most 16; the other lanes are `rest`.
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, count: usize, rest: f32) -> Self {
+        debug_assert!(count <= LANES);
+        // SAFETY: as the caller promises.
+        unsafe {
+            if count == LANES {
+                return Self::load(p);
+            }
+            let mut copy = [rest; LANES];
+            std::ptr::copy_nonoverlapping(p, copy.as_mut_ptr(), count);
+            Self::load(copy.as_ptr())
+        }
+    }
+
+    /// Writes the first `count` lanes, at most 16.
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, count: usize) {
+        debug_assert!(count <= LANES);
+        // SAFETY: as the caller promises.
+        unsafe {
+            if count == LANES {
+                return self.store(p);
+            }
+            let copy = self.to_array();
+            std::ptr::copy_nonoverlapping(copy.as_ptr(), p, count);
+        }
+    }
+
+    /// The lanes in memory.
+    #[inline(always)]
+    unsafe fn to_array(self) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        // SAFETY: the array has 16 elements.
+        unsafe { self.store(out.as_mut_ptr()) };
+        out
     }
 }
 

@@ -7,6 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
+use super::table::{Table, table};
 use super::vector::{Dot, Eight, Vector};
 
 /// Sixteen f32 in two registers.
@@ -116,6 +117,12 @@ impl Vector for F32x16 {
         let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
         let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
         _mm_storeu_si128(p.cast(), _mm_packs_epi16(low, high));
+    }
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16) {
+        for (i, x) in self.0.into_iter().enumerate() {
+            _mm_storeu_si128(p.add(8 * i).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
+        }
     }
     #[inline(always)]
     unsafe fn codes<const BITS: usize>(unit: *const u8, half: usize) -> Self {
@@ -342,4 +349,5 @@ impl Windows {
     }
 }
 
-super::table::table!(super::Isa::Avx2, "avx2,fma,f16c", F32x16, Dot256);
+/// The kernels of AVX2.
+pub(super) const TABLE: Table = table!(super::Isa::Avx2, "avx2,fma,f16c", F32x16, Dot256);

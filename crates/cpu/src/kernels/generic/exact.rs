@@ -13,7 +13,7 @@ use super::scales::Scales;
 use super::tiles::{Tile, run};
 use crate::kernels::activations::CHUNK;
 use crate::kernels::operands::{SharedOut, Weights};
-use crate::kernels::vector::{LANES, Vector, prefetch};
+use crate::kernels::vector::{DTYPES, LANES, Vector, prefetch};
 
 /// `out[n, rows] = x · Wᵀ` for a range of rows.
 ///
@@ -78,9 +78,7 @@ unsafe fn affine<V: Vector, const BITS: usize>(
     unsafe { run(&tile, rows, x.len() / w.columns, out) }
 }
 
-/// Element types, as constants.
-const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
-
+/// Plain weights, of type `DTYPES[DTYPE]`.
 struct Plain<'a, V, const DTYPE: usize> {
     w: &'a Weights<'a>,
     x: &'a [f32],
@@ -101,7 +99,7 @@ impl<V: Vector, const DTYPE: usize> Tile for Plain<'_, V, DTYPE> {
         let stride = columns * dtype.bytes();
         let w = self.w.weight[row * stride..(row + R) * stride].as_ptr();
         // SAFETY: the rows were just checked to lie within the weights, and the caller has rows of x; the reads below
-        // are of whole vectors within a row, and of the copy that `rest` makes of the elements after those.
+        // stay within a row.
         unsafe {
             let mut sums = [[V::splat(0.0); N]; R];
             let whole = columns / LANES * LANES;
@@ -122,30 +120,16 @@ impl<V: Vector, const DTYPE: usize> Tile for Plain<'_, V, DTYPE> {
                 at += LANES;
             }
             if whole < columns {
-                for n in 0..N {
-                    let xs = rest::<V>(DType::F32, x[n].cast(), whole, columns);
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        sums[n] = rest::<V>(dtype, w.add(r * stride), whole, columns).fma(xs, sums[n]);
+                let rest = columns - whole;
+                for r in 0..R {
+                    let w = V::widen_part(dtype, w.add(r * stride + whole * dtype.bytes()), rest);
+                    for n in 0..N {
+                        sums[r][n] = w.fma(V::load_part(x[n].add(whole), rest, 0.0), sums[r][n]);
                     }
                 }
             }
             lane_sums(sums)
         }
-    }
-}
-
-/// The elements `whole..columns` of a row, at most 16, and zeros.
-///
-/// # Safety
-/// As [`Vector::load`]; `row` has `columns` elements.
-#[inline(always)]
-unsafe fn rest<V: Vector>(dtype: DType, row: *const u8, whole: usize, columns: usize) -> V {
-    let mut bytes = [0u8; LANES * 4];
-    let b = dtype.bytes();
-    // SAFETY: fewer than 16 elements of at most 4 bytes, all of them within the row.
-    unsafe {
-        std::ptr::copy_nonoverlapping(row.add(whole * b), bytes.as_mut_ptr(), (columns - whole) * b);
-        V::widen(dtype, bytes.as_ptr())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Every kernel on every instruction set of this machine against its scalar meaning, byte for byte, and the meaning
 //! against f64.
 
+mod functions;
 mod matrix;
 mod random;
 

@@ -1,8 +1,12 @@
 //! The meaning of every kernel, in obvious code. The other instruction sets give the same bytes.
 
+mod functions;
+
 use std::ops::Range;
 
 use spinetail_core::{Affine, Format, unpack_group, widen};
+
+pub(super) use functions::*;
 
 use super::activations::{CHUNK, Coded, Order};
 use super::generic::quantize::factors;
@@ -26,7 +30,7 @@ fn lane_sum(lanes: &[f32]) -> f32 {
 }
 
 /// `Σ aᵢ·bᵢ`, by lanes.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     for i in 0..a.len().next_multiple_of(LANES) {
         let at = |x: &[f32]| x.get(i).copied().unwrap_or(0.0);
