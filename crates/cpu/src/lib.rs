@@ -7,6 +7,7 @@
 mod attention;
 mod backend;
 mod delta;
+pub mod kernels;
 mod linear;
 mod math;
 mod memory;

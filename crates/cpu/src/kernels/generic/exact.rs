@@ -1,0 +1,212 @@
+//! Products of stored weights with f32 activations.
+//!
+//! One element of the output is sixteen sums, lane i over the columns i, i + 16, … in ascending order, by fused
+//! multiply–adds of weights widened to f32 as `dequantize_row` says (with one rounding instead of two, which differs
+//! for f32 scales only), and then one sum of the lanes. Columns past the end count as zeros.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use spinetail_core::{Affine, DType, Format};
+
+use super::scales::Scales;
+use super::tiles::{Tile, run};
+use crate::kernels::activations::CHUNK;
+use crate::kernels::operands::{SharedOut, Weights};
+use crate::kernels::vector::{DTYPES, LANES, Vector, prefetch};
+
+/// `out[n, rows] = x · Wᵀ` for a range of rows.
+///
+/// # Safety
+/// The processor has the instruction set of `V`; `rows` lie within `w`, `x` is `[n, columns]`, `out` has room.
+#[inline(always)]
+pub(in crate::kernels) unsafe fn exact<V: Vector>(
+    w: &Weights<'_>,
+    rows: Range<usize>,
+    x: &[f32],
+    out: &SharedOut<'_>,
+) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match w.format {
+            Format::Plain(dtype) => plain::<V>(w, dtype, rows, x, out),
+            Format::Affine(a) => match a.bits {
+                2 => affine::<V, 2>(w, a, rows, x, out),
+                3 => affine::<V, 3>(w, a, rows, x, out),
+                4 => affine::<V, 4>(w, a, rows, x, out),
+                5 => affine::<V, 5>(w, a, rows, x, out),
+                6 => affine::<V, 6>(w, a, rows, x, out),
+                _ => affine::<V, 8>(w, a, rows, x, out),
+            },
+        }
+    }
+}
+
+/// # Safety
+/// As [`exact`].
+#[inline(always)]
+unsafe fn plain<V: Vector>(
+    w: &Weights<'_>,
+    dtype: DType,
+    rows: Range<usize>,
+    x: &[f32],
+    out: &SharedOut<'_>,
+) {
+    let n = x.len() / w.columns;
+    // SAFETY: as the caller promises.
+    unsafe {
+        match dtype {
+            DType::F32 => run(&Plain::<V, 0> { w, x, v: PhantomData }, rows, n, out),
+            DType::F16 => run(&Plain::<V, 1> { w, x, v: PhantomData }, rows, n, out),
+            DType::Bf16 => run(&Plain::<V, 2> { w, x, v: PhantomData }, rows, n, out),
+        }
+    }
+}
+
+/// # Safety
+/// As [`exact`]; `a` is the format of `w` and has width `BITS`.
+#[inline(always)]
+unsafe fn affine<V: Vector, const BITS: usize>(
+    w: &Weights<'_>,
+    a: Affine,
+    rows: Range<usize>,
+    x: &[f32],
+    out: &SharedOut<'_>,
+) {
+    let tile = Coded::<V, BITS> { w, a, scales: Scales::new(w, a), x, v: PhantomData };
+    // SAFETY: as the caller promises.
+    unsafe { run(&tile, rows, x.len() / w.columns, out) }
+}
+
+/// Plain weights, of type `DTYPES[DTYPE]`.
+struct Plain<'a, V, const DTYPE: usize> {
+    w: &'a Weights<'a>,
+    x: &'a [f32],
+    v: PhantomData<V>,
+}
+
+impl<V: Vector, const DTYPE: usize> Tile for Plain<'_, V, DTYPE> {
+    type Input = *const f32;
+
+    #[inline(always)]
+    unsafe fn input(&self, i: usize) -> *const f32 {
+        self.x[i * self.w.columns..].as_ptr()
+    }
+
+    #[inline(always)]
+    unsafe fn tile<const R: usize, const N: usize>(&self, row: usize, x: [*const f32; N]) -> [[f32; N]; R] {
+        let (dtype, columns) = (DTYPES[DTYPE], self.w.columns);
+        let stride = columns * dtype.bytes();
+        let w = self.w.weight[row * stride..(row + R) * stride].as_ptr();
+        // SAFETY: the rows were just checked to lie within the weights, and the caller has rows of x; the reads below
+        // stay within a row.
+        unsafe {
+            let mut sums = [[V::splat(0.0); N]; R];
+            let whole = columns / LANES * LANES;
+            let mut at = 0;
+            while at < whole {
+                let mut xs = [V::splat(0.0); N];
+                for n in 0..N {
+                    xs[n] = V::load(x[n].add(at));
+                }
+                for r in 0..R {
+                    let w = w.add(r * stride + at * dtype.bytes());
+                    prefetch(w);
+                    let w = V::widen(dtype, w);
+                    for n in 0..N {
+                        sums[r][n] = w.fma(xs[n], sums[r][n]);
+                    }
+                }
+                at += LANES;
+            }
+            if whole < columns {
+                let rest = columns - whole;
+                for r in 0..R {
+                    let w = V::widen_part(dtype, w.add(r * stride + whole * dtype.bytes()), rest);
+                    for n in 0..N {
+                        sums[r][n] = w.fma(V::load_part(x[n].add(whole), rest, 0.0), sums[r][n]);
+                    }
+                }
+            }
+            lane_sums(sums)
+        }
+    }
+}
+
+struct Coded<'a, V, const BITS: usize> {
+    w: &'a Weights<'a>,
+    a: Affine,
+    scales: Scales<'a>,
+    x: &'a [f32],
+    v: PhantomData<V>,
+}
+
+impl<V: Vector, const BITS: usize> Tile for Coded<'_, V, BITS> {
+    type Input = *const f32;
+
+    #[inline(always)]
+    unsafe fn input(&self, i: usize) -> *const f32 {
+        self.x[i * self.w.columns..].as_ptr()
+    }
+
+    #[inline(always)]
+    unsafe fn tile<const R: usize, const N: usize>(&self, row: usize, x: [*const f32; N]) -> [[f32; N]; R] {
+        let (group, columns) = (self.a.group_size, self.w.columns);
+        let (groups, stride) = (columns / group, self.a.code_bytes(columns));
+        let codes = self.w.weight[row * stride..(row + R) * stride].as_ptr();
+        // SAFETY: the rows were just checked to lie within the weights, and the caller has rows of x; columns are a
+        // multiple of the group size, and that of 32.
+        unsafe {
+            let mut sums = [[V::splat(0.0); N]; R];
+            let mut first = 0;
+            while first < groups {
+                let count = CHUNK.min(groups - first);
+                let mut scales = [[0.0; CHUNK]; R];
+                let mut biases = [[0.0; CHUNK]; R];
+                for r in 0..R {
+                    (scales[r], biases[r]) = self.scales.floats::<V::Eight>(row + r, first, count);
+                }
+                for g in 0..count {
+                    let mut at = (first + g) * group;
+                    let end = at + group;
+                    while at < end {
+                        for half in 0..2 {
+                            let mut xs = [V::splat(0.0); N];
+                            for n in 0..N {
+                                xs[n] = V::load(x[n].add(at + half * LANES));
+                            }
+                            for r in 0..R {
+                                let unit = codes.add(r * stride + at / 8 * BITS);
+                                if half == 0 {
+                                    prefetch(unit);
+                                }
+                                let q = V::codes::<BITS>(unit, half);
+                                let w = q.fma(V::splat(scales[r][g]), V::splat(biases[r][g]));
+                                for n in 0..N {
+                                    sums[r][n] = w.fma(xs[n], sums[r][n]);
+                                }
+                            }
+                        }
+                        at += 2 * LANES;
+                    }
+                }
+                first += CHUNK;
+            }
+            lane_sums(sums)
+        }
+    }
+}
+
+/// # Safety
+/// As [`Vector::sum`].
+#[inline(always)]
+unsafe fn lane_sums<V: Vector, const R: usize, const N: usize>(sums: [[V; N]; R]) -> [[f32; N]; R] {
+    let mut out = [[0.0; N]; R];
+    for r in 0..R {
+        for n in 0..N {
+            // SAFETY: as the caller promises.
+            out[r][n] = unsafe { sums[r][n].sum() };
+        }
+    }
+    out
+}

@@ -1,0 +1,151 @@
+//! The dispatch table: one entry point per kernel and instruction set.
+
+use std::ops::Range;
+
+use spinetail_core::Affine;
+
+use super::activations::{Coded, Order};
+use super::attention::Attended;
+use super::generic::attention::Query;
+use super::generic::delta::DeltaStep;
+use super::operands::{SharedOut, Weights};
+use super::{Isa, scalar};
+
+/// The entry points of an instruction set. Each must be called on a processor that has it, with operands that fit as
+/// the safe methods of `Kernels` check.
+#[derive(Clone, Copy)]
+#[allow(clippy::type_complexity, reason = "a kernel's operands are what they are")]
+pub(super) struct Table {
+    pub(super) isa: Isa,
+    pub(super) orders: &'static [Order; 6],
+    pub(super) exact: unsafe fn(&Weights<'_>, Range<usize>, &[f32], &SharedOut<'_>),
+    pub(super) fast: unsafe fn(&Weights<'_>, Affine, Range<usize>, &Coded, usize, &SharedOut<'_>),
+    pub(super) quantize: unsafe fn(&[f32], usize, &mut [i8], &mut [f32], &mut [f32]),
+    pub(super) dot: unsafe fn(&[f32], &[f32]) -> f32,
+    pub(super) rms_norm: unsafe fn(&mut [f32], &[f32], f32),
+    pub(super) l2_norm: unsafe fn(&mut [f32], f32, f32),
+    pub(super) softmax: unsafe fn(&mut [f32]) -> bool,
+    pub(super) exp: unsafe fn(&mut [f32]),
+    pub(super) swiglu: unsafe fn(&[f32], &mut [f32]),
+    pub(super) sigmoid_gate: unsafe fn(&[f32], &mut [f32]),
+    pub(super) add_scaled: unsafe fn(&mut [f32], f32, &[f32]),
+    pub(super) rotate: unsafe fn(&mut [f32], &[f32], &[f32]),
+    pub(super) conv_silu: unsafe fn(&[f32], &[f32], &[f32], &mut [f32]),
+    pub(super) narrow: unsafe fn(&[f32], &mut [u16]),
+    pub(super) attend: unsafe fn(&Query<'_>, &mut Attended),
+    pub(super) merge: unsafe fn(&[Attended], &mut [f32]),
+    pub(super) delta_step: unsafe fn(&mut [f32], &DeltaStep<'_>, &mut [f32]),
+}
+
+impl Table {
+    /// The table of `isa`, if there is one for this architecture.
+    pub(super) fn of(isa: Isa) -> Option<&'static Self> {
+        match isa {
+            Isa::Scalar => Some(&SCALAR),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Some(&super::x86_avx2::TABLE),
+            _ => None,
+        }
+    }
+}
+
+/// The kernels as they are meant.
+pub(super) static SCALAR: Table = Table {
+    isa: Isa::Scalar,
+    orders: &scalar::ORDERS,
+    exact: scalar::exact,
+    fast: scalar::fast,
+    quantize: scalar::quantize,
+    dot: scalar::dot,
+    rms_norm: scalar::rms_norm,
+    l2_norm: scalar::l2_norm,
+    softmax: scalar::softmax,
+    exp: scalar::exp_in_place,
+    swiglu: scalar::swiglu,
+    sigmoid_gate: scalar::sigmoid_gate,
+    add_scaled: scalar::add_scaled,
+    rotate: scalar::rotate,
+    conv_silu: scalar::conv_silu,
+    narrow: scalar::narrow,
+    attend: scalar::attend,
+    merge: scalar::merge,
+    delta_step: scalar::delta_step,
+};
+
+/// Defines entry points: each is a generic algorithm, inlined into a function in which the compiler may use
+/// `$features`. Generics cannot carry target features, hence a macro.
+macro_rules! entries {
+    ($features:literal; $($name:ident = $algorithm:path, ($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        $(
+            /// # Safety
+            /// As the algorithm's.
+            #[target_feature(enable = $features)]
+            unsafe fn $name($($arg: $type),*) $(-> $result)? {
+                // SAFETY: as the caller promises; the features are those of the vectors.
+                unsafe { $algorithm($($arg),*) }
+            }
+        )*
+    };
+}
+pub(super) use entries;
+
+/// The [`Table`] of an instruction set.
+macro_rules! table {
+    ($isa:expr, $features:literal, $vector:ty, $dot:ty) => {{
+        use std::ops::Range;
+
+        use spinetail_core::Affine;
+
+        use crate::kernels::activations::Coded;
+        use crate::kernels::attention::Attended;
+        use crate::kernels::generic::{attention, delta, elementwise, exact, fast, quantize, reduce};
+        use crate::kernels::operands::{SharedOut, Weights};
+        use crate::kernels::table::{Table, entries};
+        use crate::kernels::vector::Dot;
+
+        entries! { $features;
+            exact = exact::exact::<$vector>, (w: &Weights<'_>, rows: Range<usize>, x: &[f32], out: &SharedOut<'_>);
+            fast = fast::fast::<$dot>,
+                (w: &Weights<'_>, a: Affine, rows: Range<usize>, x: &Coded, n: usize, out: &SharedOut<'_>);
+            quantize = quantize::quantize::<$vector>,
+                (x: &[f32], group: usize, codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]);
+            dot = reduce::dot::<$vector>, (a: &[f32], b: &[f32]) -> f32;
+            rms_norm = reduce::rms_norm::<$vector>, (x: &mut [f32], w: &[f32], eps: f32);
+            l2_norm = reduce::l2_norm::<$vector>, (x: &mut [f32], scale: f32, eps: f32);
+            softmax = reduce::softmax::<$vector>, (x: &mut [f32]) -> bool;
+            exp = elementwise::exp_in_place::<$vector>, (x: &mut [f32]);
+            swiglu = elementwise::swiglu::<$vector>, (gate: &[f32], up: &mut [f32]);
+            sigmoid_gate = elementwise::sigmoid_gate::<$vector>, (gate: &[f32], x: &mut [f32]);
+            add_scaled = elementwise::add_scaled::<$vector>, (y: &mut [f32], s: f32, x: &[f32]);
+            rotate = elementwise::rotate::<$vector>, (x: &mut [f32], cos: &[f32], sin: &[f32]);
+            conv_silu = elementwise::conv_silu::<$vector>, (taps: &[f32], past: &[f32], x: &[f32], out: &mut [f32]);
+            narrow = elementwise::narrow::<$vector>, (x: &[f32], out: &mut [u16]);
+            attend = attention::attend::<$vector>, (query: &attention::Query<'_>, part: &mut Attended);
+            merge = attention::merge::<$vector>, (parts: &[Attended], out: &mut [f32]);
+            delta_step = delta::delta_step::<$vector>, (s: &mut [f32], o: &delta::DeltaStep<'_>, y: &mut [f32]);
+        }
+
+        Table {
+            isa: $isa,
+            orders: &<$dot as Dot>::ORDERS,
+            exact,
+            fast,
+            quantize,
+            dot,
+            rms_norm,
+            l2_norm,
+            softmax,
+            exp,
+            swiglu,
+            sigmoid_gate,
+            add_scaled,
+            rotate,
+            conv_silu,
+            narrow,
+            attend,
+            merge,
+            delta_step,
+        }
+    }};
+}
+pub(super) use table;
