@@ -212,7 +212,7 @@ fn unknown_key(raw: &Value, known: &Value, at: &str) -> Option<String> {
             let at = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
             match known.get(key) {
                 Some(k) => unknown_key(value, k, &at),
-                None => (!value.is_null()).then_some(at),
+                None => Some(at),
             }
         }),
         (Value::Array(raw), Value::Array(known)) => {

@@ -1,15 +1,17 @@
 //! [`CpuBackend`]: the steps of the model, in order, over the pieces beside this file.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use spinetail_core::{ModelConfig, ModelSource};
 use spinetail_model::{Backend, BackendError, RoutedRow, Routing, Row, SavedState, SequenceId};
 use spinetail_store::Lease;
 
 use crate::attention::Attention;
-use crate::delta::Delta;
-use crate::math::{add, add_scaled, rms_norm, sigmoid};
-use crate::moe::{Moe, choose};
+use crate::compute::{Compute, CpuOptions, Product};
+use crate::delta::{Delta, DeltaInputs};
+use crate::kernels::Activations;
+use crate::moe::{Moe, add, choose};
 use crate::sequence::Sequence;
 use crate::weights::{LayerWeights, Loader, Mixer, Weights};
 
@@ -17,24 +19,26 @@ use crate::weights::{LayerWeights, Loader, Mixer, Weights};
 #[derive(Default)]
 struct Batch {
     rows: Vec<Row>,
+    /// Rows of one sequence each.
+    spans: Vec<Range<usize>>,
     /// `[rows, hidden]`: the residual stream.
     x: Vec<f32>,
     /// `[rows, hidden]`: normed for the step at hand.
-    h: Vec<f32>,
+    h: Activations,
     /// Projections of `h`, and what the mixer makes of them.
     a: Vec<f32>,
     b: Vec<f32>,
     c: Vec<f32>,
     d: Vec<f32>,
-    mixed: Vec<f32>,
+    mixed: Activations,
     out: Vec<f32>,
     logits: Vec<f32>,
-    scratch: Vec<f32>,
 }
 
-/// The model on this machine's processor, in f32.
+/// The model on this machine's processor.
 pub struct CpuBackend {
     config: ModelConfig,
+    compute: Compute,
     weights: Weights,
     sequences: BTreeMap<SequenceId, Sequence>,
     next_sequence: u32,
@@ -44,20 +48,21 @@ pub struct CpuBackend {
     moe: Moe,
 }
 
-fn resized(v: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    v.resize(len, 0.0);
-    v
-}
-
 impl CpuBackend {
     /// Reads the dense weights of `source` into memory. `progress` is told the bytes of each tensor read.
-    pub fn load(source: &dyn ModelSource, progress: &mut dyn FnMut(u64)) -> Result<Self, BackendError> {
+    pub fn load(
+        source: &dyn ModelSource,
+        options: &CpuOptions,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, BackendError> {
         let config = source.config().clone();
+        let compute = Compute::new(options).map_err(|e| BackendError::Setup { reason: e.to_string() })?;
         let loader = Loader::new(source, progress);
         let weights = loader.load(&config, |i| source.record_layout(i as u16).cloned())?;
         Ok(Self {
             attention: Attention::new(&config),
             delta: Delta::new(&config),
+            compute,
             weights,
             sequences: BTreeMap::new(),
             next_sequence: 0,
@@ -92,17 +97,26 @@ impl CpuBackend {
         }
         self.batch.rows.clear();
         self.batch.rows.extend_from_slice(rows);
+        self.batch.spans.clear();
+        for (i, row) in rows.iter().enumerate() {
+            match self.batch.spans.last_mut() {
+                Some(span) if rows[span.start].sequence == row.sequence => span.end = i + 1,
+                _ => self.batch.spans.push(i..i + 1),
+            }
+        }
         self.moe.begin(rows.len(), self.config.moe.top_k, self.config.hidden);
         Ok(())
     }
 
     fn norm_rows(&mut self, layer: usize, w: impl Fn(&LayerWeights) -> &[f32]) {
-        let (hidden, b) = (self.config.hidden, &mut self.batch);
-        let w = w(&self.weights.layers[layer]);
-        let h = resized(&mut b.h, b.x.len());
-        for (x, h) in b.x.chunks_exact(hidden).zip(h.chunks_exact_mut(hidden)) {
-            rms_norm(x, w, self.config.rms_norm_eps as f32, h);
-        }
+        let b = &mut self.batch;
+        norm_rows(
+            &self.compute,
+            &b.x,
+            w(&self.weights.layers[layer]),
+            self.config.rms_norm_eps as f32,
+            &mut b.h,
+        );
     }
 
     fn wrong_mixer(layer: usize, expected: &str) -> BackendError {
@@ -123,7 +137,7 @@ impl Backend for CpuBackend {
     fn create_sequence(&mut self, capacity: u32) -> Result<SequenceId, BackendError> {
         let id = SequenceId(self.next_sequence);
         self.next_sequence += 1;
-        self.sequences.insert(id, Sequence::new(capacity, &self.config));
+        self.sequences.insert(id, Sequence::new(capacity, &self.config, self.compute.precision)?);
         Ok(id)
     }
 
@@ -137,10 +151,9 @@ impl Backend for CpuBackend {
             return Err(BackendError::Token { token: row.token, vocab });
         }
         self.begin(rows)?;
-        let x = resized(&mut self.batch.x, rows.len() * hidden);
-        let embed = self.weights.embed.view();
-        for (row, x) in rows.iter().zip(x.chunks_exact_mut(hidden)) {
-            embed.row(row.token as usize, x);
+        self.batch.x.resize(rows.len() * hidden, 0.0);
+        for (row, x) in rows.iter().zip(self.batch.x.chunks_exact_mut(hidden)) {
+            self.weights.embed.row(row.token as usize, x);
         }
         Ok(())
     }
@@ -170,22 +183,25 @@ impl Backend for CpuBackend {
         let Mixer::Attention(w) = &lw.mixer else {
             return Err(Self::wrong_mixer(layer, "an attention layer"));
         };
-        let (c, b) = (self.config.attention, &mut self.batch);
+        let (c, b, compute) = (self.config.attention, &mut self.batch, &self.compute);
         let n = b.rows.len();
-        let (q_width, kv_width, out_width) =
-            (c.heads * 2 * c.head_dim, c.kv_heads * c.head_dim, c.heads * c.head_dim);
-        w.q_proj.view().apply(&b.h, resized(&mut b.a, n * q_width), &mut b.scratch);
-        w.k_proj.view().apply(&b.h, resized(&mut b.b, n * kv_width), &mut b.scratch);
-        w.v_proj.view().apply(&b.h, resized(&mut b.c, n * kv_width), &mut b.scratch);
-        resized(&mut b.mixed, n * out_width);
-        let heads =
-            b.a.chunks_exact_mut(q_width).zip(b.b.chunks_exact_mut(kv_width)).zip(b.c.chunks_exact(kv_width));
-        for ((((q, k), v), row), out) in heads.zip(&b.rows).zip(b.mixed.chunks_exact_mut(out_width)) {
-            if let Some(s) = self.sequences.get_mut(&row.sequence) {
-                self.attention.row(w, &mut s.kv[lw.mixer_index], row.position, q, k, v, out);
-            }
+        let products = [
+            Product::new(w.q_proj.operand(), n, &mut b.a),
+            Product::new(w.k_proj.operand(), n, &mut b.b),
+            Product::new(w.v_proj.operand(), n, &mut b.c),
+        ];
+        compute.products(&mut b.h, &products);
+        let (q, kv, out) = (c.heads * 2 * c.head_dim, c.kv_heads * c.head_dim, c.heads * c.head_dim);
+        let mixed = b.mixed.fill(n, out);
+        for span in &b.spans {
+            let row = b.rows[span.start];
+            let Some(s) = self.sequences.get_mut(&row.sequence) else { continue };
+            let at = |width: usize| span.start * width..span.end * width;
+            let (q, k, v) = (&mut b.a[at(q)], &mut b.b[at(kv)], &b.c[at(kv)]);
+            let cache = &mut s.kv[lw.mixer_index];
+            self.attention.rows(compute, w, cache, row.position as usize, q, k, v, &mut mixed[at(out)]);
         }
-        w.o_proj.view().apply(&b.mixed, resized(&mut b.out, b.x.len()), &mut b.scratch);
+        compute.products(&mut b.mixed, &[Product::new(w.o_proj.operand(), n, &mut b.out)]);
         add(&mut b.x, &b.out);
         Ok(())
     }
@@ -196,68 +212,69 @@ impl Backend for CpuBackend {
         let Mixer::Delta(w) = &lw.mixer else {
             return Err(Self::wrong_mixer(layer, "a DeltaNet layer"));
         };
-        let (c, b) = (self.config.delta, &mut self.batch);
+        let (c, b, compute) = (self.config.delta, &mut self.batch, &self.compute);
         let n = b.rows.len();
+        // β and the decay steer a state over thousands of tokens, and are few: never rounded.
+        let products = [
+            Product::new(w.in_proj_qkv.operand(), n, &mut b.a),
+            Product::new(w.in_proj_z.operand(), n, &mut b.b),
+            Product::exact(w.in_proj_b.operand(), n, &mut b.c),
+            Product::exact(w.in_proj_a.operand(), n, &mut b.d),
+        ];
+        compute.products(&mut b.h, &products);
         let (channels, width, heads) = (c.conv_channels(), c.value_channels(), c.value_heads);
-        w.in_proj_qkv.view().apply(&b.h, resized(&mut b.a, n * channels), &mut b.scratch);
-        w.in_proj_z.view().apply(&b.h, resized(&mut b.b, n * width), &mut b.scratch);
-        w.in_proj_b.view().apply(&b.h, resized(&mut b.c, n * heads), &mut b.scratch);
-        w.in_proj_a.view().apply(&b.h, resized(&mut b.d, n * heads), &mut b.scratch);
-        resized(&mut b.mixed, n * width);
-        for (i, (row, out)) in b.rows.iter().zip(b.mixed.chunks_exact_mut(width)).enumerate() {
-            let at = |v: &'_ [f32], n: usize| -> std::ops::Range<usize> {
-                debug_assert!(v.len() >= (i + 1) * n);
-                i * n..(i + 1) * n
+        let mixed = b.mixed.fill(n, width);
+        for span in &b.spans {
+            let Some(s) = self.sequences.get_mut(&b.rows[span.start].sequence) else { continue };
+            let at = |width: usize| span.start * width..span.end * width;
+            let inputs = DeltaInputs {
+                qkv: &b.a[at(channels)],
+                z: &b.b[at(width)],
+                b: &b.c[at(heads)],
+                a: &b.d[at(heads)],
             };
-            if let Some(s) = self.sequences.get_mut(&row.sequence) {
-                let (qkv, z) = (&b.a[at(&b.a, channels)], &b.b[at(&b.b, width)]);
-                let (beta, a) = (&b.c[at(&b.c, heads)], &b.d[at(&b.d, heads)]);
-                self.delta.row(w, &mut s.delta[lw.mixer_index], qkv, z, beta, a, out);
-            }
+            self.delta.rows(compute, w, &mut s.delta[lw.mixer_index], &inputs, &mut mixed[at(width)]);
         }
-        w.out_proj.view().apply(&b.mixed, resized(&mut b.out, b.x.len()), &mut b.scratch);
+        compute.products(&mut b.mixed, &[Product::new(w.out_proj.operand(), n, &mut b.out)]);
         add(&mut b.x, &b.out);
         Ok(())
     }
 
     fn route(&mut self, layer: usize, routing: &mut Routing) -> Result<(), BackendError> {
         self.norm_rows(layer, |w| &w.post_norm);
-        let b = &mut self.batch;
-        let logits = resized(&mut b.logits, b.rows.len() * self.config.moe.experts);
-        self.weights.layers[layer].router.view().apply(&b.h, logits, &mut b.scratch);
-        Self::check_routing(choose(&self.config.moe, logits, routing), layer)
+        let (b, w) = (&mut self.batch, &self.weights.layers[layer]);
+        let n = b.rows.len();
+        // The shared expert's gate has the same inputs; it is read where that expert is computed.
+        let products = [
+            Product::exact(w.router.operand(), n, &mut b.logits),
+            Product::exact(w.shared_gate.operand(), n, &mut b.a),
+        ];
+        self.compute.products(&mut b.h, &products);
+        let finite = choose(&self.compute.kernels, &self.config.moe, &mut b.logits, routing);
+        Self::check_routing(finite, layer)
     }
 
     fn predict(&mut self, layer: usize, routing: &mut Routing) -> Result<(), BackendError> {
-        let (w, hidden) = (&self.weights.layers[layer], self.config.hidden);
-        let mut h = vec![0.0; self.batch.x.len()];
-        for (x, h) in self.batch.x.chunks_exact(hidden).zip(h.chunks_exact_mut(hidden)) {
-            rms_norm(x, &w.post_norm, self.config.rms_norm_eps as f32, h);
-        }
-        let mut logits = vec![0.0; self.batch.rows.len() * self.config.moe.experts];
-        w.router.view().apply(&h, &mut logits, &mut self.batch.scratch);
-        Self::check_routing(choose(&self.config.moe, &mut logits, routing), layer)
+        let w = &self.weights.layers[layer];
+        let (mut h, mut logits) = (Activations::new(), Vec::new());
+        let eps = self.config.rms_norm_eps as f32;
+        norm_rows(&self.compute, &self.batch.x, &w.post_norm, eps, &mut h);
+        let n = h.rows();
+        self.compute.products(&mut h, &[Product::exact(w.router.operand(), n, &mut logits)]);
+        Self::check_routing(choose(&self.compute.kernels, &self.config.moe, &mut logits, routing), layer)
     }
 
     fn shared_expert(&mut self, layer: usize) -> Result<(), BackendError> {
-        let (w, b, hidden) = (&self.weights.layers[layer], &mut self.batch, self.config.hidden);
-        let n = b.rows.len();
-        let gate = resized(&mut b.a, n);
-        w.shared_gate.view().apply(&b.h, gate, &mut b.scratch);
-        let out = resized(&mut b.out, n * hidden);
-        self.moe.swiglu([&w.shared[0], &w.shared[1], &w.shared[2]].map(|m| m.view()), &b.h, n, out);
-        self.moe.shared.fill(0.0);
-        let rows = self.moe.shared.chunks_exact_mut(hidden).zip(out.chunks_exact(hidden));
-        for ((shared, out), &gate) in rows.zip(&*gate) {
-            add_scaled(shared, sigmoid(gate), out);
-        }
+        let (w, b) = (&self.weights.layers[layer], &mut self.batch);
+        let weights = [&w.shared[0], &w.shared[1], &w.shared[2]].map(|m| m.operand());
+        self.moe.shared(&self.compute, weights, &b.a, &mut b.h);
         Ok(())
     }
 
     fn expert(&mut self, layer: usize, lease: &Lease, rows: &[RoutedRow]) -> Result<(), BackendError> {
         let layout = &self.weights.layers[layer].record;
-        let (hidden, top_k) = (self.config.hidden, self.config.moe.top_k);
-        self.moe.expert(layout, lease.bytes(), &self.batch.h, hidden, top_k, rows);
+        let top_k = self.config.moe.top_k;
+        self.moe.expert(&self.compute, layout, lease.bytes(), &mut self.batch.h, top_k, rows);
         Ok(())
     }
 
@@ -268,12 +285,15 @@ impl Backend for CpuBackend {
 
     fn head(&mut self, rows: &[u32], logits: &mut [f32]) -> Result<(), BackendError> {
         let (hidden, b) = (self.config.hidden, &mut self.batch);
-        let h = resized(&mut b.h, rows.len() * hidden);
+        // Not `b.h`: the rows of the batch stay what they are.
+        let h = b.mixed.fill(rows.len(), hidden);
         for (&row, h) in rows.iter().zip(h.chunks_exact_mut(hidden)) {
             let x = &b.x[row as usize * hidden..][..hidden];
-            rms_norm(x, &self.weights.norm, self.config.rms_norm_eps as f32, h);
+            self.compute.kernels.rms_norm(x, &self.weights.norm, self.config.rms_norm_eps as f32, h);
         }
-        self.weights.head().view().apply(h, logits, &mut b.scratch);
+        let product = Product::new(self.weights.head().operand(), rows.len(), &mut b.logits);
+        self.compute.products(&mut b.mixed, &[product]);
+        logits.copy_from_slice(&b.logits);
         if logits.iter().all(|l| l.is_finite()) {
             return Ok(());
         }
@@ -290,5 +310,13 @@ impl Backend for CpuBackend {
         let s = self.sequences.get_mut(&sequence);
         let s = s.ok_or(BackendError::Position { sequence, length: 0, position: state.position })?;
         s.restore(state, kv_width)
+    }
+}
+
+/// `h = norm(x)`, row by row.
+fn norm_rows(compute: &Compute, x: &[f32], w: &[f32], eps: f32, h: &mut Activations) {
+    let rows = h.fill(x.len() / w.len(), w.len()).chunks_exact_mut(w.len());
+    for (x, h) in x.chunks_exact(w.len()).zip(rows) {
+        compute.kernels.rms_norm(x, w, eps, h);
     }
 }

@@ -2,7 +2,7 @@
 
 use spinetail_core::{DeltaConfig, ModelConfig};
 
-use crate::math::{add_scaled, dot, l2_norm_in_place, rms_norm_in_place, sigmoid, silu, softplus};
+use crate::compute::Compute;
 use crate::sequence::DeltaState;
 use crate::weights::DeltaWeights;
 
@@ -10,70 +10,78 @@ use crate::weights::DeltaWeights;
 pub(crate) struct Delta {
     config: DeltaConfig,
     eps: f32,
-    /// `[conv_channels]`: queries, keys and values after the convolution.
+    /// `[n, conv_channels]`: queries, keys and values after the convolution.
     mixed: Vec<f32>,
+    /// `[value_heads, n, value_dim]`
+    y: Vec<f32>,
+}
+
+/// What the input projections give: `[n, conv_channels]`, `[n, value_heads · value_dim]`, `[n, value_heads]` twice.
+pub(crate) struct DeltaInputs<'a> {
+    pub(crate) qkv: &'a [f32],
+    pub(crate) z: &'a [f32],
+    pub(crate) b: &'a [f32],
+    pub(crate) a: &'a [f32],
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `ln(1 + eˣ)`, linear from where the exponential swallows the 1 in f32.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
 impl Delta {
     pub(crate) fn new(c: &ModelConfig) -> Self {
-        Self { config: c.delta, eps: c.rms_norm_eps as f32, mixed: vec![0.0; c.delta.conv_channels()] }
+        Self { config: c.delta, eps: c.rms_norm_eps as f32, mixed: Vec::new(), y: Vec::new() }
     }
 
-    /// One row: convolution, recurrence of every head, gated norm.
-    ///
-    /// `qkv` is `[conv_channels]`, `z` and `out` `[value_heads · value_dim]`, `b` and `a` `[value_heads]`.
-    pub(crate) fn row(
+    /// Consecutive rows of one sequence: convolution, recurrence of every head, gated norm. `out` is
+    /// `[n, value_heads · value_dim]`.
+    pub(crate) fn rows(
         &mut self,
+        compute: &Compute,
         w: &DeltaWeights,
         state: &mut DeltaState,
-        qkv: &[f32],
-        z: &[f32],
-        b: &[f32],
-        a: &[f32],
+        x: &DeltaInputs<'_>,
         out: &mut [f32],
     ) {
         let d = self.config;
-        convolve(&w.conv1d, d.conv_kernel, &mut state.conv, qkv, &mut self.mixed);
-        let (q, rest) = self.mixed.split_at_mut(d.key_channels());
-        let (k, v) = rest.split_at_mut(d.key_channels());
-        q.chunks_exact_mut(d.key_dim).for_each(|q| l2_norm_in_place(q, 1.0 / (d.key_dim as f32).sqrt()));
-        k.chunks_exact_mut(d.key_dim).for_each(|k| l2_norm_in_place(k, 1.0));
-        let ratio = d.value_heads / d.key_heads;
-        let states = state.s.chunks_exact_mut(d.value_dim * d.key_dim);
-        for (h, (s, out)) in states.zip(out.chunks_exact_mut(d.value_dim)).enumerate() {
-            let key = h / ratio * d.key_dim..(h / ratio + 1) * d.key_dim;
-            let (q, k) = (&q[key.clone()], &k[key]);
-            let v = &v[h * d.value_dim..(h + 1) * d.value_dim];
-            let beta = sigmoid(b[h]);
-            let decay = (-w.a_log[h].exp() * softplus(a[h] + w.dt_bias[h])).exp();
-            for ((s, &v), y) in s.chunks_exact_mut(d.key_dim).zip(v).zip(out.iter_mut()) {
-                s.iter_mut().for_each(|s| *s *= decay);
-                let delta = beta * (v - dot(s, k));
-                add_scaled(s, delta, k);
-                *y = dot(s, q);
+        let (channels, keys, n) = (d.conv_channels(), d.key_channels(), x.qkv.len() / d.conv_channels());
+        let kernels = compute.kernels;
+        self.mixed.resize(n * channels, 0.0);
+        for (qkv, mixed) in x.qkv.chunks_exact(channels).zip(self.mixed.chunks_exact_mut(channels)) {
+            kernels.conv_silu(&w.conv1d, &mut state.conv, qkv, mixed);
+            let (q, rest) = mixed.split_at_mut(keys);
+            let q_scale = 1.0 / (d.key_dim as f32).sqrt();
+            q.chunks_exact_mut(d.key_dim).for_each(|q| kernels.l2_norm_in_place(q, q_scale, 1e-6));
+            rest[..keys].chunks_exact_mut(d.key_dim).for_each(|k| kernels.l2_norm_in_place(k, 1.0, 1e-6));
+        }
+        self.y.resize(n * d.value_channels(), 0.0);
+        let (mixed, ratio) = (&self.mixed, d.value_heads / d.key_heads);
+        let states = (&mut state.s[..], d.value_dim * d.key_dim);
+        compute.pool.for_each_pair(states, (&mut self.y[..], n * d.value_dim), |h, s, y| {
+            let decay_rate = -w.a_log[h].exp();
+            for (t, y) in y.chunks_exact_mut(d.value_dim).enumerate() {
+                let at = |start: usize, i: usize, width: usize| {
+                    &mixed[t * channels + start + i * width..][..width]
+                };
+                let (q, k) = (at(0, h / ratio, d.key_dim), at(keys, h / ratio, d.key_dim));
+                let v = at(2 * keys, h, d.value_dim);
+                let beta = sigmoid(x.b[t * d.value_heads + h]);
+                let decay = (decay_rate * softplus(x.a[t * d.value_heads + h] + w.dt_bias[h])).exp();
+                kernels.delta_step(s, [q, k, v], decay, beta, y);
+                kernels.rms_norm_in_place(y, &w.norm, self.eps);
+                let z = &x.z[t * d.value_channels() + h * d.value_dim..][..d.value_dim];
+                kernels.swiglu(z, y);
             }
-            rms_norm_in_place(out, &w.norm, self.eps);
-            for (y, &z) in out.iter_mut().zip(&z[h * d.value_dim..]) {
-                *y *= silu(z);
+        });
+        for (h, y) in self.y.chunks_exact(n * d.value_dim).enumerate() {
+            for (t, y) in y.chunks_exact(d.value_dim).enumerate() {
+                out[t * d.value_channels() + h * d.value_dim..][..d.value_dim].copy_from_slice(y);
             }
         }
-    }
-}
-
-/// Causal depthwise convolution and SiLU of one token; `past` holds the `kernel − 1` inputs before it, oldest first,
-/// and is moved on by one.
-fn convolve(weights: &[f32], kernel: usize, past: &mut [f32], input: &[f32], out: &mut [f32]) {
-    let channels = input.len();
-    for (c, ((out, w), &x)) in out.iter_mut().zip(weights.chunks_exact(kernel)).zip(input).enumerate() {
-        let mut sum = 0.0;
-        for (t, w) in w[..kernel - 1].iter().enumerate() {
-            sum += w * past[t * channels + c];
-        }
-        *out = silu(sum + w[kernel - 1] * x);
-    }
-    if kernel > 1 {
-        past.copy_within(channels.., 0);
-        let last = past.len() - channels;
-        past[last..].copy_from_slice(input);
     }
 }

@@ -1,19 +1,21 @@
-//! The CPU backend, in f32: the `exact` precision.
+//! The CPU backend: kernels, threads, and the model's steps over them.
 //!
-//! Weights stay in the format they came in and are widened a row at a time; activations are f32; DeltaNet is the
-//! recurrence over tokens. Every output element is one sum in one fixed order, so that a row's bytes do not depend on
-//! what else is in the batch. Knows nothing of files or of tokens' text.
+//! `exact` computes in f32. `fast` multiplies 2- to 8-bit weights with activations rounded to 8 bits per group, and keeps
+//! keys and values in 16. In both, every output element is one sum in one fixed order that depends on the shapes alone, so
+//! that a row's bytes depend neither on what else is in the batch nor on threads. Knows nothing of files or of tokens' text.
 
 mod attention;
 mod backend;
+mod compute;
 mod delta;
 pub mod kernels;
-mod linear;
-mod math;
 mod memory;
 mod moe;
+mod pool;
 mod sequence;
 mod weights;
 
 pub use backend::CpuBackend;
+pub use compute::{CpuOptions, Precision};
 pub use memory::HostMemory;
+pub use pool::{MAX_THREADS, Pool, PoolError, PoolOptions};

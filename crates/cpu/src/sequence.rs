@@ -3,11 +3,72 @@
 use spinetail_core::{LayerKind, ModelConfig};
 use spinetail_model::{BackendError, SavedState};
 
+use crate::compute::Precision;
+use crate::kernels::{Kernels, KeyValues};
+
 /// Keys and values of one attention layer, `[positions, kv_heads · head_dim]` each.
-#[derive(Default)]
-pub(crate) struct Kv {
-    pub(crate) keys: Vec<f32>,
-    pub(crate) values: Vec<f32>,
+///
+/// Memory for the whole context is set aside at once and becomes resident as it is filled, so that growing neither
+/// copies nor takes more than was reckoned.
+pub(crate) enum Kv {
+    F32 { keys: Vec<f32>, values: Vec<f32> },
+    F16 { keys: Vec<u16>, values: Vec<u16> },
+}
+
+impl Kv {
+    fn new(precision: Precision, elements: usize) -> Result<Self, BackendError> {
+        Ok(match precision {
+            Precision::Exact => Self::F32 { keys: reserved(elements)?, values: reserved(elements)? },
+            Precision::Fast => Self::F16 { keys: reserved(elements)?, values: reserved(elements)? },
+        })
+    }
+
+    /// Elements of the keys, which are as many as of the values.
+    fn len(&self) -> usize {
+        match self {
+            Self::F32 { keys, .. } => keys.len(),
+            Self::F16 { keys, .. } => keys.len(),
+        }
+    }
+
+    /// Forgets what lies past the first `elements`.
+    pub(crate) fn truncate(&mut self, elements: usize) {
+        match self {
+            Self::F32 { keys, values } => {
+                keys.truncate(elements);
+                values.truncate(elements);
+            }
+            Self::F16 { keys, values } => {
+                keys.truncate(elements);
+                values.truncate(elements);
+            }
+        }
+    }
+
+    /// Appends the key and value of one position.
+    pub(crate) fn push(&mut self, kernels: &Kernels, k: &[f32], v: &[f32]) {
+        match self {
+            Self::F32 { keys, values } => {
+                keys.extend_from_slice(k);
+                values.extend_from_slice(v);
+            }
+            Self::F16 { keys, values } => {
+                for (to, x) in [(keys, k), (values, v)] {
+                    let at = to.len();
+                    to.resize(at + x.len(), 0);
+                    kernels.narrow(x, &mut to[at..]);
+                }
+            }
+        }
+    }
+
+    /// The head whose first dimension is element `at` of every position.
+    pub(crate) fn head(&self, at: usize, width: usize) -> KeyValues<'_> {
+        match self {
+            Self::F32 { keys, values } => KeyValues::f32(&keys[at..], &values[at..], width),
+            Self::F16 { keys, values } => KeyValues::f16(&keys[at..], &values[at..], width),
+        }
+    }
 }
 
 /// The recurrent state of one DeltaNet layer.
@@ -29,18 +90,23 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    pub(crate) fn new(capacity: u32, c: &ModelConfig) -> Self {
+    pub(crate) fn new(capacity: u32, c: &ModelConfig, precision: Precision) -> Result<Self, BackendError> {
         let d = &c.delta;
-        let delta = || DeltaState {
-            s: vec![0.0; d.value_heads * d.value_dim * d.key_dim],
-            conv: vec![0.0; (d.conv_kernel - 1) * d.conv_channels()],
+        let delta = |_| {
+            Ok(DeltaState {
+                s: zeroed(d.value_heads * d.value_dim * d.key_dim)?,
+                conv: zeroed((d.conv_kernel - 1) * d.conv_channels())?,
+            })
         };
-        Self {
+        let elements = capacity as usize * c.attention.kv_heads * c.attention.head_dim;
+        Ok(Self {
             capacity,
             length: 0,
-            kv: (0..c.count(LayerKind::Attention)).map(|_| Kv::default()).collect(),
-            delta: (0..c.count(LayerKind::Delta)).map(|_| delta()).collect(),
-        }
+            kv: (0..c.count(LayerKind::Attention))
+                .map(|_| Kv::new(precision, elements))
+                .collect::<Result<_, _>>()?,
+            delta: (0..c.count(LayerKind::Delta)).map(delta).collect::<Result<_, BackendError>>()?,
+        })
     }
 
     pub(crate) fn save(&self) -> SavedState {
@@ -56,7 +122,7 @@ impl Sequence {
             return Err(wrong);
         }
         // A step that failed half-way may have left fewer keys in the later layers than in the first.
-        if self.kv.iter().any(|kv| kv.keys.len() < kept || kv.values.len() < kept) {
+        if self.kv.iter().any(|kv| kv.len() < kept) {
             return Err(wrong);
         }
         let mut at = 0;
@@ -65,11 +131,21 @@ impl Sequence {
             part.copy_from_slice(&state.recurrent[at..at + n]);
             at += n;
         }
-        for kv in &mut self.kv {
-            kv.keys.truncate(kept);
-            kv.values.truncate(kept);
-        }
+        self.kv.iter_mut().for_each(|kv| kv.truncate(kept));
         self.length = state.position;
         Ok(())
     }
+}
+
+/// Room for `n` elements, or an error instead of the end of the process.
+fn reserved<T>(n: usize) -> Result<Vec<T>, BackendError> {
+    let mut v = Vec::new();
+    v.try_reserve_exact(n).map_err(|_| BackendError::Memory { bytes: (n * size_of::<T>()) as u64 })?;
+    Ok(v)
+}
+
+fn zeroed(n: usize) -> Result<Vec<f32>, BackendError> {
+    let mut v = reserved(n)?;
+    v.resize(n, 0.0);
+    Ok(v)
 }

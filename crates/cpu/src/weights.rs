@@ -1,12 +1,13 @@
 //! The dense weights in memory, by the place where they are used.
 
 use spinetail_core::{
-    DenseSource, DenseSpec, LayerKind, ModelConfig, Part, Role, TensorLayout, dense_specs, widen,
+    DenseSource, DenseSpec, LayerKind, ModelConfig, Part, Role, TensorLayout, dense_specs, dequantize_row,
+    widen,
 };
 use spinetail_core::{Format, RecordLayout};
 use spinetail_model::BackendError;
 
-use crate::linear::MatrixView;
+use crate::kernels::Weights as Operand;
 
 /// A stored matrix and its bytes.
 pub(crate) struct Matrix {
@@ -15,9 +16,21 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    pub(crate) fn view(&self) -> MatrixView<'_> {
-        MatrixView::new(&self.layout, &self.bytes)
+    /// The matrix as kernels take it.
+    pub(crate) fn operand(&self) -> Operand<'_> {
+        operand(&self.layout, &self.bytes)
     }
+
+    /// Widens one row to f32.
+    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
+        let [weight, scales, biases] = Part::ALL.map(|p| self.layout.slice(&self.bytes, p));
+        dequantize_row(&self.layout.spec, weight, scales, biases, row, out);
+    }
+}
+
+/// The tensor that `layout` describes within `base`, as kernels take it.
+pub(crate) fn operand<'a>(layout: &TensorLayout, base: &'a [u8]) -> Operand<'a> {
+    Operand::new(&layout.spec, Part::ALL.map(|p| layout.slice(base, p)))
 }
 
 pub(crate) struct AttentionWeights {
@@ -34,7 +47,7 @@ pub(crate) struct DeltaWeights {
     pub(crate) in_proj_z: Matrix,
     pub(crate) in_proj_b: Matrix,
     pub(crate) in_proj_a: Matrix,
-    /// `[conv_channels, conv_kernel]`
+    /// `[conv_kernel, conv_channels]`, the oldest input's first: transposed from checkpoints.
     pub(crate) conv1d: Vec<f32>,
     pub(crate) dt_bias: Vec<f32>,
     pub(crate) a_log: Vec<f32>,
@@ -149,12 +162,13 @@ impl<'s> Loader<'s> {
     }
 
     fn delta(&mut self, p: &str) -> Result<DeltaWeights, BackendError> {
+        let kernel = self.source.config().delta.conv_kernel;
         Ok(DeltaWeights {
             in_proj_qkv: self.matrix(&format!("{p}.in_proj_qkv"))?,
             in_proj_z: self.matrix(&format!("{p}.in_proj_z"))?,
             in_proj_b: self.matrix(&format!("{p}.in_proj_b"))?,
             in_proj_a: self.matrix(&format!("{p}.in_proj_a"))?,
-            conv1d: self.vector(&format!("{p}.conv1d"))?,
+            conv1d: transpose(&self.vector(&format!("{p}.conv1d"))?, kernel),
             dt_bias: self.vector(&format!("{p}.dt_bias"))?,
             a_log: self.vector(&format!("{p}.A_log"))?,
             norm: self.vector(&format!("{p}.norm"))?,
@@ -177,7 +191,7 @@ impl<'s> Loader<'s> {
             return Err(wrong("plain elements".into(), spec.format.to_string()));
         }
         let (layout, bytes) = TensorLayout::packed(spec.clone(), 0);
-        let mut buffer = vec![0; bytes as usize].into_boxed_slice();
+        let mut buffer = zeroed(bytes as usize)?.into_boxed_slice();
         for &part in layout.spec.parts() {
             self.source.read_dense(name, part, &mut buffer[layout.range(part)])?;
         }
@@ -191,6 +205,26 @@ impl<'s> Loader<'s> {
         if let Format::Plain(dtype) = m.layout.spec.format {
             widen(dtype, m.layout.slice(&m.bytes, Part::Weight), &mut out);
         }
+        if let Some(i) = out.iter().position(|v| !v.is_finite()) {
+            return Err(BackendError::Tensor {
+                name: name.to_owned(),
+                expected: "finite numbers".to_owned(),
+                found: format!("{} at element {i}; get the model again", out[i]),
+            });
+        }
         Ok(out)
     }
+}
+
+/// `[n, width]` to `[width, n]`.
+fn transpose(x: &[f32], width: usize) -> Vec<f32> {
+    (0..width).flat_map(|i| x.iter().skip(i).step_by(width).copied()).collect()
+}
+
+/// Zeroed memory, or an error instead of the end of the process.
+fn zeroed(bytes: usize) -> Result<Vec<u8>, BackendError> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(bytes).map_err(|_| BackendError::Memory { bytes: bytes as u64 })?;
+    buffer.resize(bytes, 0);
+    Ok(buffer)
 }

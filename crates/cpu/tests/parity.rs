@@ -10,7 +10,7 @@ use std::sync::Arc;
 use safetensors::SafeTensors;
 use spinetail_checkpoint::Checkpoint;
 use spinetail_core::{DenseSource, LayerKind, ModelConfig, ModelSource, RecordSource};
-use spinetail_cpu::{CpuBackend, HostMemory};
+use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory};
 use spinetail_model::reference::Reference;
 use spinetail_model::{Backend, Routing, Row, Scratch, SequenceId, step};
 use spinetail_store::{ExpertStore, StoreOptions};
@@ -144,9 +144,14 @@ struct Run {
 }
 
 impl Run {
-    fn new(source: &Arc<dyn ModelSource>, slots: usize) -> Self {
+    fn new(source: &Arc<dyn ModelSource>, slots: usize, threads: usize) -> Self {
         let config = source.config().clone();
-        let mut backend = CpuBackend::load(&**source, &mut |_| {}).unwrap();
+        let mut backend = CpuBackend::load(
+            &**source,
+            &CpuOptions { threads: Some(threads), ..CpuOptions::default() },
+            &mut |_| {},
+        )
+        .unwrap();
         let records: Arc<dyn RecordSource> = Arc::clone(source) as _;
         let layers = config.layers.len() as u16;
         let one = ExpertStore::new(
@@ -195,7 +200,7 @@ fn the_cpu_backend_agrees_layer_by_layer() {
         let name = case.file_name().unwrap().to_string_lossy().into_owned();
         let expected = Expected::load(&case);
         let source: Arc<dyn ModelSource> = Arc::new(Checkpoint::open(&case).unwrap());
-        let mut run = Run::new(&source, 4);
+        let mut run = Run::new(&source, 4, 1);
         let tokens = expected.tokens("tokens");
         for (n, kind) in run.config.layers.clone().into_iter().enumerate() {
             let input = &expected.floats[&format!("layers.{n}.input")];
@@ -230,7 +235,7 @@ fn cpu_logits_agree_at_every_length_and_do_not_depend_on_how_they_were_run() {
         let name = case.file_name().unwrap().to_string_lossy().into_owned();
         let expected = Expected::load(&case);
         let source: Arc<dyn ModelSource> = Arc::new(Checkpoint::open(&case).unwrap());
-        let mut run = Run::new(&source, 1000);
+        let mut run = Run::new(&source, 1000, 1);
         let vocab = run.config.vocab;
         let lengths = ["", ".1", ".63", ".64", ".130"];
         let mut worst = 0f32;
@@ -253,9 +258,13 @@ fn cpu_logits_agree_at_every_length_and_do_not_depend_on_how_they_were_run() {
         }
         for slots in [0, 1, 5] {
             assert!(
-                Run::new(&source, slots).logits(&tokens, &[64]) == whole,
+                Run::new(&source, slots, 1).logits(&tokens, &[64]) == whole,
                 "{name}: {slots} slots give other bytes"
             );
+        }
+        for threads in [2, 3] {
+            let run = &mut Run::new(&source, 5, threads);
+            assert!(run.logits(&tokens, &[64]) == whole, "{name}: {threads} threads give other bytes");
         }
         let prefix = run.logits(&tokens[..63], &[64]);
         assert!(prefix == whole[..63 * vocab], "{name}: later tokens change earlier logits");
@@ -266,7 +275,7 @@ fn cpu_logits_agree_at_every_length_and_do_not_depend_on_how_they_were_run() {
 fn a_saved_state_takes_a_sequence_back() {
     let case = cases().remove(0);
     let source: Arc<dyn ModelSource> = Arc::new(Checkpoint::open(&case).unwrap());
-    let mut run = Run::new(&source, 1000);
+    let mut run = Run::new(&source, 1000, 1);
     let tokens: Vec<u32> = (0..40).map(|i| i * 7 % 200).collect();
     let straight = run.logits(&tokens, &[40]);
     run.logits(&tokens[..25], &[25]);
@@ -291,7 +300,7 @@ fn a_saved_state_takes_a_sequence_back() {
 #[test]
 fn rows_that_do_not_continue_their_sequence_are_refused() {
     let source: Arc<dyn ModelSource> = Arc::new(Checkpoint::open(&cases().remove(0)).unwrap());
-    let mut run = Run::new(&source, 0);
+    let mut run = Run::new(&source, 0, 1);
     let mut row = |sequence, position, token| run.backend.embed(&[Row { sequence, position, token }]);
     let mine = run.sequence;
     assert!(row(mine, 1, 0).is_err(), "a gap");

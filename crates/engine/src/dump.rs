@@ -8,7 +8,8 @@ use crate::error::EngineError;
 use crate::session::{Observer, Session};
 
 /// Runs `tokens` in a fresh `session` and writes tensor `logits` `[tokens, vocab]` in f32, and with `layers`
-/// `layers.N.output` `[tokens, hidden]`, to a safetensors file. The file appears under its name when it is whole.
+/// `layers.N.output` `[tokens, hidden]`, to a safetensors file. The file appears under its name when it is whole; a
+/// regular file of that name gives way, anything else is refused before computing.
 pub fn dump_logits(
     session: &mut Session,
     tokens: &[u32],
@@ -18,24 +19,46 @@ pub fn dump_logits(
     if tokens.is_empty() {
         return Err(EngineError::EmptyPrompt);
     }
-    let mut partial = output.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
     let failed = |error| EngineError::Write { path: output.to_owned(), error };
+    let target = target(output).map_err(failed)?;
+    let folder = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // A name of its own beside the target: two dumps never write to one file, and no link is followed.
+    let partial = tempfile::Builder::new().prefix(".spinetail-").suffix(".partial").tempfile_in(folder);
+    let partial = partial.map_err(failed)?;
     let config = session.engine().config();
     let tensors = if layers { config.layers.len() } else { 0 };
-    let result = Dump::create(&partial, tokens.len(), config.vocab, config.hidden, tensors)
-        .map_err(failed)
-        .and_then(|mut dump| {
-            session.evaluate(tokens, &mut dump)?;
-            dump.finish().map_err(failed)
-        })
-        .and_then(|()| std::fs::rename(&partial, output).map_err(failed));
-    if result.is_err() {
-        // The error that matters is the one at hand; a partial file that cannot be removed is named as one.
-        let _ = std::fs::remove_file(&partial);
+    let file = partial.as_file().try_clone().map_err(failed)?;
+    let mut dump = Dump::start(file, tokens.len(), config.vocab, config.hidden, tensors).map_err(failed)?;
+    session.evaluate(tokens, &mut dump)?;
+    dump.finish().map_err(failed)?;
+    readable(partial.as_file()).map_err(failed)?;
+    partial.persist(&target).map_err(|e| failed(e.error))?;
+    Ok(())
+}
+
+/// The file to write: links are followed to what they lead to, and nothing but a regular file may be there.
+fn target(output: &Path) -> io::Result<PathBuf> {
+    match std::fs::metadata(output) {
+        Ok(m) if m.is_file() => std::fs::canonicalize(output),
+        Ok(_) => Err(io::Error::other("it exists and is not a regular file")),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => match std::fs::symlink_metadata(output) {
+            Ok(_) => Err(io::Error::other("it is a link that leads nowhere")),
+            Err(_) => Ok(output.to_owned()),
+        },
+        Err(e) => Err(e),
     }
-    result
+}
+
+/// Temporary files are for their owner alone; a result is as readable as any other file.
+#[cfg(unix)]
+fn readable(file: &File) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    file.set_permissions(std::fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(not(unix))]
+fn readable(_: &File) -> io::Result<()> {
+    Ok(())
 }
 
 struct Dump {
@@ -50,7 +73,7 @@ struct Dump {
 }
 
 impl Dump {
-    fn create(path: &Path, tokens: usize, vocab: usize, hidden: usize, layers: usize) -> io::Result<Self> {
+    fn start(file: File, tokens: usize, vocab: usize, hidden: usize, layers: usize) -> io::Result<Self> {
         let mut header = serde_json::Map::new();
         let mut end = 0;
         let mut tensor = |name: String, width: usize| {
@@ -65,7 +88,7 @@ impl Dump {
         let mut header = serde_json::Value::Object(header).to_string();
         // Tensors start at a multiple of 8 bytes, as the format recommends.
         header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
-        let mut file = BufWriter::new(File::create(path)?);
+        let mut file = BufWriter::new(file);
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
         Ok(Self { file, header_bytes: 8 + header.len() as u64, tokens, vocab, hidden, layers, failed: None })

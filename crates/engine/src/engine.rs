@@ -1,11 +1,14 @@
 //! [`Engine`]: a loaded model with its store and its budget.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use spinetail_checkpoint::open_model;
-use spinetail_core::{ModelConfig, ModelSource, RecordSource};
-use spinetail_cpu::{CpuBackend, HostMemory};
+use spinetail_checkpoint::{CheckpointError, open_model};
+use spinetail_container::{Container, ContainerError, Kind, detect, read_small_file};
+use spinetail_core::{Limits, ModelConfig, ModelSource, RecordSource};
+use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory};
+pub use spinetail_cpu::{Precision, kernels::Isa};
 use spinetail_model::{Backend, Scratch};
 use spinetail_store::{ExpertStore, StoreOptions, StoreStats};
 
@@ -13,17 +16,6 @@ use crate::error::EngineError;
 use crate::memory::MemoryPlan;
 use crate::session::Session;
 use crate::text::TextModel;
-
-/// How numbers are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Precision {
-    /// f32 activations and the token recurrence: the reference path.
-    #[default]
-    Exact,
-    /// Integer dot products against quantized activations.
-    Fast,
-}
 
 /// What an engine is opened with.
 #[derive(Debug, Clone)]
@@ -34,11 +26,15 @@ pub struct EngineOptions {
     pub context: u32,
     /// How numbers are computed.
     pub precision: Precision,
+    /// Threads that compute; `None` is one per processor that this process may use.
+    pub threads: Option<usize>,
+    /// The instruction set of the kernels; `None` is the best that this processor has.
+    pub isa: Option<Isa>,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { memory_bytes: None, context: 4096, precision: Precision::Exact }
+        Self { memory_bytes: None, context: 4096, precision: Precision::Exact, threads: None, isa: None }
     }
 }
 
@@ -73,21 +69,16 @@ impl Engine {
         options: &EngineOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
-        if options.precision == Precision::Fast {
-            return Err(EngineError::Unsupported {
-                what: "precision fast".to_owned(),
-                fix: "use --precision exact; fast arrives with the integer kernels".to_owned(),
-            });
-        }
         let source: Arc<dyn ModelSource> = Arc::from(open_model(path)?);
         let config = source.config().clone();
         if options.context == 0 || options.context as usize > config.max_positions {
             return Err(EngineError::Context { asked: options.context, max: config.max_positions });
         }
         let plan = MemoryPlan::new(&*source, options.context, options.memory_bytes)?;
+        let cpu = CpuOptions { threads: options.threads, isa: options.isa, precision: options.precision };
         let mut done = 0;
         let total = plan.dense_bytes;
-        let backend = CpuBackend::load(&*source, &mut |bytes| {
+        let backend = CpuBackend::load(&*source, &cpu, &mut |bytes| {
             done += bytes;
             progress(done.min(total), total);
         })?;
@@ -144,12 +135,24 @@ impl Engine {
     }
 }
 
-/// Reads the text side of the model folder at `path` without its weights.
+/// Reads the text side of the model folder at `path` without its weights. A container's files are held against their
+/// checksums, and only files that belong to it are used.
 pub fn load_text(path: &Path) -> Result<TextModel, EngineError> {
-    let read = |name: &str| match std::fs::read(path.join(name)) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e),
+    let other = |e: ContainerError| io::Error::other(e.to_string());
+    let text = match detect(path).map_err(CheckpointError::from)? {
+        Some(Kind::V2) => {
+            let container = Container::open(path).map_err(CheckpointError::from)?;
+            TextModel::load(&|name| {
+                let listed = container.manifest().files.iter().any(|f| f.path == name);
+                listed.then(|| container.read_file(name)).transpose().map_err(other)
+            })
+        }
+        // Links are followed, since download caches are made of them; one that leads nowhere is an error.
+        _ => TextModel::load(&|name| {
+            let file = path.join(name);
+            let there = file.symlink_metadata().is_ok();
+            there.then(|| read_small_file(&file, Limits::JSON_BYTES)).transpose().map_err(other)
+        }),
     };
-    Ok(TextModel::load(&read)?)
+    Ok(text?)
 }

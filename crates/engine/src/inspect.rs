@@ -39,6 +39,9 @@ pub struct ModelSummary {
 pub fn inspect(path: &Path, context: u32, memory_bytes: Option<u64>) -> Result<ModelSummary, EngineError> {
     let source = open_model(path)?;
     let c = source.config().clone();
+    if context == 0 || context as usize > c.max_positions {
+        return Err(EngineError::Context { asked: context, max: c.max_positions });
+    }
     let plan = MemoryPlan::new(&*source, context, memory_bytes)?;
     let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
     let mut formats: BTreeMap<String, u64> = BTreeMap::new();

@@ -59,6 +59,18 @@ pub struct SavedState {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
+    /// The device or its threads could not be had.
+    #[error("{reason}")]
+    Setup {
+        /// What was refused.
+        reason: String,
+    },
+    /// Memory could not be had.
+    #[error("no memory for {bytes} bytes; give a smaller --context, or use a machine with more memory")]
+    Memory {
+        /// Bytes asked for.
+        bytes: u64,
+    },
     /// Weights could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),

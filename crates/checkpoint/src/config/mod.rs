@@ -115,6 +115,40 @@ fn refuse(text: &Fields<'_>, family: Family) -> Result<()> {
         let found = brief(&Value::from(dense));
         return Err(text.wrong("mlp_only_layers", "an empty list: every layer has experts", found));
     }
+    // Fields of related architectures that would change the result, with the value that changes nothing.
+    for (field, neutral) in [
+        ("routed_scaling_factor", 1.0),
+        ("logits_scaling", 1.0),
+        ("n_group", 1.0),
+        ("topk_group", 1.0),
+        ("embedding_multiplier", 1.0),
+        ("residual_multiplier", 1.0),
+    ] {
+        if let Some(found) = text.number(field)?
+            && found != neutral
+        {
+            return Err(text.wrong(field, &neutral.to_string(), found.to_string()));
+        }
+    }
+    for field in ["final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar"] {
+        if let Some(found) = text.number(field)? {
+            return Err(text.wrong(field, "nothing", found.to_string()));
+        }
+    }
+    for (field, only) in [("scoring_func", "softmax"), ("output_gate_type", "sigmoid")] {
+        if let Some(found) = text.text(field)?
+            && found != only
+        {
+            return Err(text.wrong(field, only, found));
+        }
+    }
+    for field in ["mtp_num_hidden_layers", "num_nextn_predict_layers"] {
+        if let Some(found) = text.count(field)?
+            && found > 1
+        {
+            return Err(text.wrong(field, "0 or 1", found.to_string()));
+        }
+    }
     // The architecture always renormalises, and its reference ignores the field.
     if family == Family::Qwen35Moe {
         text.flag("norm_topk_prob")?;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use spinetail_core::{ExpertId, Format, Part, Projection, RecordLayout, TensorSpec};
+use spinetail_core::{DType, ExpertId, Format, Part, Projection, RecordLayout, TensorSpec};
 
 use super::{Result, Source};
 use crate::error::CheckpointError;
@@ -38,8 +38,23 @@ pub(super) fn convert_rows(
                 .map_err(|e| not_finite(name, rows.start, e))?;
             Ok(out.parts)
         }
+        // Canonical vectors are f32 and never quantized; one bad norm or decay spoils every token.
+        (Format::Plain(DType::F32), Format::Plain(_)) if is_vector(name, source) => {
+            let width = source.columns().max(1);
+            let mut values = (0..parts[0].len() / 4).map(|i| (i, DType::F32.get(&parts[0], i)));
+            match values.find(|(_, v)| !v.is_finite()) {
+                Some((i, value)) => {
+                    Err(not_finite(name, rows.start, NotFinite { row: i / width, column: i % width, value }))
+                }
+                None => Ok(parts),
+            }
+        }
         _ => Ok(parts),
     }
+}
+
+fn is_vector(name: &str, spec: &TensorSpec) -> bool {
+    spec.shape.len() == 1 || name.ends_with(".conv1d")
 }
 
 /// One expert's record in the target layout; bytes that belong to no part are zero.

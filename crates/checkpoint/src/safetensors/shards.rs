@@ -53,7 +53,8 @@ struct Index {
 /// Opens the shards that lie in a folder, as the index says or, without an index, all `model*.safetensors`.
 pub(crate) fn open_folder(folder: &Path) -> Result<(Files, Vec<SourceTensor>), CheckpointError> {
     let index = folder.join(INDEX);
-    if index.exists() {
+    // A link that leads nowhere is a missing index, not the absence of one: opening it says so.
+    if index.symlink_metadata().is_ok() {
         return open_indexed(folder, &index);
     }
     let names = unindexed(folder)?;
@@ -180,6 +181,12 @@ fn open_all(paths: &[PathBuf]) -> Result<Opened, CheckpointError> {
     let mut headers = Vec::with_capacity(paths.len());
     let mut tensors = 0;
     for path in paths {
+        // Opening a pipe would wait for a writer that never comes.
+        let metadata = std::fs::metadata(path).map_err(|e| CheckpointError::io("look at", path, e))?;
+        if !metadata.is_file() {
+            let error = std::io::Error::other("it is not a regular file");
+            return Err(CheckpointError::io("open", path, error));
+        }
         let file = File::open(path).map_err(|e| CheckpointError::io("open", path, e))?;
         let (header, bytes) = read_header(&file, path)?;
         tensors += header.len();

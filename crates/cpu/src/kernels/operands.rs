@@ -48,6 +48,11 @@ impl<'a> Weights<'a> {
         self.columns
     }
 
+    /// Bytes of a row, scales and biases included.
+    pub fn row_bytes(&self) -> usize {
+        (self.weight.len() + self.scales.len() + self.biases.len()) / self.rows.max(1)
+    }
+
     /// How the elements are stored.
     pub fn format(&self) -> Format {
         self.format

@@ -14,6 +14,9 @@ use super::protect::{Guard, Used};
 
 /// Qwen3.6's template has 8 KB.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+/// Characters of one tag outside its string literals. The parser recurses over chains of operators: tens of thousands of
+/// them would overflow the stack. Qwen3.6's longest tag has under 200.
+const MAX_TAG_CHARS: usize = 2000;
 /// Steps that a template may take whatever it is given.
 const BASE_FUEL: u64 = 2_000_000;
 /// Further steps for each byte of a request: a template goes over the messages a handful of times.
@@ -85,6 +88,7 @@ impl ChatTemplate {
                 let reason = format!("{} bytes, the limit is {MAX_TEMPLATE_BYTES}", source.len());
                 return Err(TemplateError::Syntax { reason });
             }
+            check_tags(&source)?;
             used.add(&source);
             has_tool_use |= name == "tool_use";
             env.add_template_owned(name, source).map_err(|error| syntax(&error))?;
@@ -343,4 +347,82 @@ fn special_tokens(config: &Value) -> Map<String, Value> {
     let text = |value: &Value| value.as_str().or_else(|| value.get("content")?.as_str()).map(Value::from);
     let named = NAMES.iter().filter_map(|&name| Some((name.to_owned(), text(config.get(name)?)?)));
     named.collect()
+}
+
+/// Refuses tags that are too long to be parsed with a bounded stack.
+fn check_tags(source: &str) -> Result<(), TemplateError> {
+    let mut rest = source;
+    while let Some(start) = rest.find("{{").into_iter().chain(rest.find("{%")).min() {
+        let end = if rest[start..].starts_with("{{") { "}}" } else { "%}" };
+        let tag = &rest[start + 2..];
+        let (mut literal, mut escaped, mut chars, mut closed) = (None, false, 0, tag.len());
+        for (i, c) in tag.char_indices() {
+            match literal {
+                Some(_) if escaped => escaped = false,
+                Some(_) if c == '\\' => escaped = true,
+                Some(quote) if c == quote => literal = None,
+                Some(_) => {}
+                None if tag[i..].starts_with(end) => {
+                    closed = i;
+                    break;
+                }
+                None if c == '\'' || c == '"' => literal = Some(c),
+                None => chars += 1,
+            }
+        }
+        if chars > MAX_TAG_CHARS {
+            let line = source[..source.len() - tag.len()].lines().count();
+            let reason =
+                format!("the tag in line {line} has {chars} characters, expected at most {MAX_TAG_CHARS}");
+            return Err(TemplateError::Syntax { reason });
+        }
+        rest = &tag[closed..];
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of these overflowed the stack when it was parsed or evaluated.
+    #[test]
+    fn chains_of_operators_are_refused_before_they_are_parsed() {
+        let shallow = MAX_TAG_CHARS - 100;
+        for (first, link) in [
+            ("1", "+1"),
+            ("", "not "),
+            ("a", ".a"),
+            ("a", "|string"),
+            ("1", " if 1 else 1"),
+            ("", "-"),
+            ("a", "[0]"),
+        ] {
+            let tag = |n: usize| {
+                let chain = link.repeat(n);
+                let last = if first.is_empty() { "1" } else { "" };
+                format!("{{{{ {first}{chain}{last} }}}}")
+            };
+            let deep = ChatTemplate::new(vec![("default".to_owned(), tag(50_000))], Map::new());
+            assert!(matches!(deep, Err(TemplateError::Syntax { .. })), "{link}");
+            // What is let through must not overflow the stack of a test thread, which is smaller than a program's.
+            let allowed =
+                ChatTemplate::new(vec![("default".to_owned(), tag(shallow / link.len()))], Map::new());
+            let _ = allowed.and_then(|t| {
+                let input = ChatInput {
+                    messages: &[Message::new("user", "hi")],
+                    tools: None,
+                    kwargs: &Map::new(),
+                    add_generation_prompt: true,
+                };
+                t.render(&input, &[])
+            });
+        }
+    }
+
+    #[test]
+    fn long_texts_in_a_tag_are_no_long_tag() {
+        let text = format!("{{{{ '{}}}}}%}}' + \"{}\" }}}}", "it\\'s ".repeat(2000), "y".repeat(4000));
+        assert!(check_tags(&text).is_ok());
+    }
 }
