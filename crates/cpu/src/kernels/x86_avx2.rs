@@ -75,20 +75,22 @@ impl Vector for F32x16 {
     }
     #[inline(always)]
     unsafe fn round(self) -> Self {
-        Self(self.0.map(|x| _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x)))
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        Self([_mm256_round_ps::<NEAREST>(self.0[0]), _mm256_round_ps::<NEAREST>(self.0[1])])
     }
     #[inline(always)]
     unsafe fn pow2(self) -> Self {
-        Self(self.0.map(|x| {
-            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-        }))
+        let bias = _mm256_set1_epi32(127);
+        let a = _mm256_add_epi32(_mm256_cvtps_epi32(self.0[0]), bias);
+        let b = _mm256_add_epi32(_mm256_cvtps_epi32(self.0[1]), bias);
+        Self([
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(a)),
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(b)),
+        ])
     }
     #[inline(always)]
     unsafe fn max_magnitude(self, o: Self) -> Self {
-        let bits = |x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX));
-        let larger = |a, b| _mm256_castsi256_ps(_mm256_max_epi32(bits(a), bits(b)));
-        Self([larger(self.0[0], o.0[0]), larger(self.0[1], o.0[1])])
+        Self([larger_magnitude(self.0[0], o.0[0]), larger_magnitude(self.0[1], o.0[1])])
     }
     #[inline(always)]
     unsafe fn magnitude(self) -> f32 {
@@ -112,7 +114,7 @@ impl Vector for F32x16 {
     }
     #[inline(always)]
     unsafe fn to_i8(self, p: *mut i8) {
-        let [a, b] = self.0.map(|x| _mm256_cvtps_epi32(x));
+        let (a, b) = (_mm256_cvtps_epi32(self.0[0]), _mm256_cvtps_epi32(self.0[1]));
         // In-lane packing takes a0–3 b0–3 | a4–7 b4–7: the middle quarters change places.
         let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
         let (low, high) = (_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
@@ -126,8 +128,18 @@ impl Vector for F32x16 {
     }
     #[inline(always)]
     unsafe fn codes<const BITS: usize>(unit: *const u8, half: usize) -> Self {
-        Self([0, 1].map(|i| _mm256_cvtepi32_ps(codes::<BITS>(unit, 2 * half + i))))
+        let (low, high) = (codes::<BITS>(unit, 2 * half), codes::<BITS>(unit, 2 * half + 1));
+        Self([_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)])
     }
+}
+
+/// # Safety
+/// As [`Vector::max_magnitude`].
+#[inline(always)]
+unsafe fn larger_magnitude(a: __m256, b: __m256) -> __m256 {
+    let mask = _mm256_set1_epi32(i32::MAX);
+    let (a, b) = (_mm256_castps_si256(a), _mm256_castps_si256(b));
+    _mm256_castsi256_ps(_mm256_max_epi32(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)))
 }
 
 /// Codes `8 · at..8 · at + 8` of the 32 that begin at `unit`.
@@ -136,7 +148,6 @@ impl Vector for F32x16 {
 /// As [`Vector::codes`].
 #[inline(always)]
 pub(super) unsafe fn codes<const BITS: usize>(unit: *const u8, at: usize) -> __m256i {
-    let dword = |byte: usize| unit.add(byte).cast::<i32>().read_unaligned();
     // The words that the lower and the upper four codes lie in whole, and the first bit of code 0 in either.
     let (low, high, bit) = match BITS {
         2 => (at / 2 * 4, at / 2 * 4, at % 2 * 16),
@@ -150,13 +161,22 @@ pub(super) unsafe fn codes<const BITS: usize>(unit: *const u8, at: usize) -> __m
     let (b, s) = (BITS as i32, bit as i32);
     let h = s - 8 * (high - low) as i32;
     let words = if low == high {
-        _mm256_set1_epi32(dword(low))
+        _mm256_set1_epi32(dword(unit, low))
     } else {
-        _mm256_set_m128i(_mm_set1_epi32(dword(high)), _mm_set1_epi32(dword(low)))
+        _mm256_set_m128i(_mm_set1_epi32(dword(unit, high)), _mm_set1_epi32(dword(unit, low)))
     };
     let shifts =
         _mm256_setr_epi32(s, s + b, s + 2 * b, s + 3 * b, h + 4 * b, h + 5 * b, h + 6 * b, h + 7 * b);
     _mm256_and_si256(_mm256_srlv_epi32(words, shifts), _mm256_set1_epi32((1 << BITS) - 1))
+}
+
+/// Four bytes at an offset.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn dword(unit: *const u8, at: usize) -> i32 {
+    unit.add(at).cast::<i32>().read_unaligned()
 }
 
 impl Eight for __m256 {
@@ -223,7 +243,7 @@ impl Dot for Dot256 {
         if BITS == 2 || BITS == 4 {
             let [a, b] = planes::<BITS>(codes);
             for n in 0..N {
-                let [xa, xb] = [0, 32].map(|at| _mm256_load_si256(x[n].add(at).cast()));
+                let (xa, xb) = (_mm256_load_si256(x[n].cast()), _mm256_load_si256(x[n].add(32).cast()));
                 // At most 4 · 15 · 127: far from saturating.
                 let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, xa), _mm256_maddubs_epi16(b, xb));
                 out[n] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
@@ -231,11 +251,12 @@ impl Dot for Dot256 {
         } else {
             let w = windows::<BITS>(codes);
             for n in 0..N {
-                let p = [0, 1, 2, 3].map(|i| {
+                let mut sum = _mm256_setzero_si256();
+                for (i, &w) in w.iter().enumerate() {
                     let x = _mm256_load_si256(x[n].add(32 * i).cast());
-                    _mm256_madd_epi16(w[i], x)
-                });
-                out[n] = _mm256_add_epi32(_mm256_add_epi32(p[0], p[1]), _mm256_add_epi32(p[2], p[3]));
+                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
+                }
+                out[n] = sum;
             }
         }
         out
@@ -287,12 +308,8 @@ pub(super) unsafe fn planes<const BITS: usize>(codes: *const u8) -> [__m256i; 2]
 /// As [`Dot::block`].
 #[inline(always)]
 pub(super) unsafe fn windows<const BITS: usize>(codes: *const u8) -> [__m256i; 4] {
-    let pair = |low: usize, high: usize| {
-        let low = _mm_loadu_si128(codes.add(low).cast());
-        _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), _mm_loadu_si128(codes.add(high).cast()))
-    };
     if BITS == 8 {
-        let (a, b, zero) = (pair(0, 32), pair(16, 48), _mm256_setzero_si256());
+        let (a, b, zero) = (load_pair(codes, [0, 32]), load_pair(codes, [16, 48]), _mm256_setzero_si256());
         return [
             _mm256_unpacklo_epi8(a, zero),
             _mm256_unpackhi_epi8(a, zero),
@@ -302,14 +319,23 @@ pub(super) unsafe fn windows<const BITS: usize>(codes: *const u8) -> [__m256i; 4
     }
     let table = &const { Windows::new(BITS) };
     let mask = _mm256_broadcastsi128_si256(_mm_load_si128(table.mask.as_ptr().cast()));
-    let loads = [0, 1, 2, 3].map(|i| {
-        let [low, high] = table.loads[i];
-        pair(low, high)
-    });
-    [0, 1, 2, 3].map(|i| {
+    let mut out = [mask; 4];
+    for (i, out) in out.iter_mut().enumerate() {
         let shuffle = _mm256_load_si256(table.shuffle[i].as_ptr().cast());
-        _mm256_and_si256(_mm256_shuffle_epi8(loads[i], shuffle), mask)
-    })
+        let bytes = load_pair(codes, table.loads[i]);
+        *out = _mm256_and_si256(_mm256_shuffle_epi8(bytes, shuffle), mask);
+    }
+    out
+}
+
+/// Sixteen bytes at each of two offsets.
+///
+/// # Safety
+/// As [`Dot::block`]; the bytes lie within the block.
+#[inline(always)]
+unsafe fn load_pair(codes: *const u8, [low, high]: [usize; 2]) -> __m256i {
+    let low = _mm_loadu_si128(codes.add(low).cast());
+    _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), _mm_loadu_si128(codes.add(high).cast()))
 }
 
 /// How the 16-bit windows of a width are cut out of a block: window i holds codes `8i..8i + 8` of the block's first

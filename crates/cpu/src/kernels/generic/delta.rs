@@ -45,11 +45,10 @@ unsafe fn step_rows<V: Vector, const R: usize>(s: *mut f32, o: &DeltaStep<'_>, r
     // SAFETY: as the caller promises.
     unsafe {
         let decay = V::splat(o.decay);
-        let part = |p: &[f32], at, n| V::load_part(p.as_ptr().add(at), n, 0.0);
         let mut found = [V::splat(0.0); R];
         for at in (0..dk).step_by(LANES) {
             let n = LANES.min(dk - at);
-            let k = part(o.k, at, n);
+            let k = V::load_part(o.k.as_ptr().add(at), n, 0.0);
             for r in 0..R {
                 let s = V::load_part(s.add(r * dk + at), n, 0.0).mul(decay);
                 found[r] = s.fma(k, found[r]);
@@ -62,7 +61,8 @@ unsafe fn step_rows<V: Vector, const R: usize>(s: *mut f32, o: &DeltaStep<'_>, r
         let mut read = [V::splat(0.0); R];
         for at in (0..dk).step_by(LANES) {
             let n = LANES.min(dk - at);
-            let (k, q) = (part(o.k, at, n), part(o.q, at, n));
+            let k = V::load_part(o.k.as_ptr().add(at), n, 0.0);
+            let q = V::load_part(o.q.as_ptr().add(at), n, 0.0);
             for r in 0..R {
                 let p = s.add(r * dk + at);
                 let s = change[r].fma(k, V::load_part(p, n, 0.0).mul(decay));

@@ -147,7 +147,11 @@ pub(in crate::kernels) unsafe fn rotate<V: Vector>(x: &mut [f32], cos: &[f32], s
         unsafe {
             let (first, second) = (first.as_mut_ptr().add(at), second.as_mut_ptr().add(at));
             let inputs = [first.cast_const(), second, cos.as_ptr().add(at), sin.as_ptr().add(at)];
-            let [a, b, cos, sin] = inputs.map(|p| V::load_part(p, n, 0.0));
+            let mut loaded = [V::splat(0.0); 4];
+            for i in 0..4 {
+                loaded[i] = V::load_part(inputs[i], n, 0.0);
+            }
+            let [a, b, cos, sin] = loaded;
             a.mul(cos).sub(b.mul(sin)).store_part(first, n);
             b.mul(cos).add(a.mul(sin)).store_part(second, n);
         }
@@ -172,12 +176,13 @@ pub(in crate::kernels) unsafe fn conv_silu<V: Vector>(
         let n = LANES.min(channels - at);
         // SAFETY: as the caller promises.
         unsafe {
-            let tap = |t: usize| V::load_part(taps.as_ptr().add(t * channels + at), n, 0.0);
             let mut sum = V::splat(0.0);
-            for t in 0..before {
-                sum = tap(t).fma(V::load_part(past.as_ptr().add(t * channels + at), n, 0.0), sum);
+            for t in 0..=before {
+                let input =
+                    if t < before { past.as_ptr().add(t * channels + at) } else { x.as_ptr().add(at) };
+                let tap = V::load_part(taps.as_ptr().add(t * channels + at), n, 0.0);
+                sum = tap.fma(V::load_part(input, n, 0.0), sum);
             }
-            sum = tap(before).fma(V::load_part(x.as_ptr().add(at), n, 0.0), sum);
             silu(sum).store_part(out.as_mut_ptr().add(at), n);
         }
     }

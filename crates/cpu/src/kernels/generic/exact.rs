@@ -56,9 +56,9 @@ unsafe fn plain<V: Vector>(
     // SAFETY: as the caller promises.
     unsafe {
         match dtype {
-            DType::F32 => run(&Plain::<V, 0> { w, x, v: PhantomData }, rows, n, out),
-            DType::F16 => run(&Plain::<V, 1> { w, x, v: PhantomData }, rows, n, out),
-            DType::Bf16 => run(&Plain::<V, 2> { w, x, v: PhantomData }, rows, n, out),
+            DType::F32 => run::<_, 4, 2>(&Plain::<V, 0> { w, x, v: PhantomData }, rows, n, out),
+            DType::F16 => run::<_, 4, 2>(&Plain::<V, 1> { w, x, v: PhantomData }, rows, n, out),
+            DType::Bf16 => run::<_, 4, 2>(&Plain::<V, 2> { w, x, v: PhantomData }, rows, n, out),
         }
     }
 }
@@ -75,7 +75,7 @@ unsafe fn affine<V: Vector, const BITS: usize>(
 ) {
     let tile = Coded::<V, BITS> { w, a, scales: Scales::new(w, a), x, v: PhantomData };
     // SAFETY: as the caller promises.
-    unsafe { run(&tile, rows, x.len() / w.columns, out) }
+    unsafe { run::<_, 4, 2>(&tile, rows, x.len() / w.columns, out) }
 }
 
 /// Plain weights, of type `DTYPES[DTYPE]`.

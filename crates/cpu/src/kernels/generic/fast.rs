@@ -57,9 +57,9 @@ unsafe fn width<D: Dot, const BITS: usize>(
     // SAFETY: as the caller promises.
     unsafe {
         match a.group_size {
-            32 => run(&Product::<D, BITS, 32> { w, scales, x, d: PhantomData }, rows, n, out),
-            64 => run(&Product::<D, BITS, 64> { w, scales, x, d: PhantomData }, rows, n, out),
-            _ => run(&Product::<D, BITS, 128> { w, scales, x, d: PhantomData }, rows, n, out),
+            32 => run::<_, 1, 1>(&Product::<D, BITS, 32> { w, scales, x, d: PhantomData }, rows, n, out),
+            64 => run::<_, 1, 1>(&Product::<D, BITS, 64> { w, scales, x, d: PhantomData }, rows, n, out),
+            _ => run::<_, 1, 1>(&Product::<D, BITS, 128> { w, scales, x, d: PhantomData }, rows, n, out),
         }
     }
 }

@@ -20,12 +20,17 @@ pub(super) trait Tile {
     unsafe fn tile<const R: usize, const N: usize>(&self, row: usize, x: [Self::Input; N]) -> [[f32; N]; R];
 }
 
-/// All products of `rows` with `n` input rows.
+/// All products of `rows` with `n` input rows, in tiles of `R1` rows by one input, `R2` by two and one by four.
 ///
 /// # Safety
 /// As [`Tile::tile`], for all of `rows` and inputs below `n`.
 #[inline(always)]
-pub(super) unsafe fn run<T: Tile>(t: &T, rows: Range<usize>, n: usize, out: &SharedOut<'_>) {
+pub(super) unsafe fn run<T: Tile, const R1: usize, const R2: usize>(
+    t: &T,
+    rows: Range<usize>,
+    n: usize,
+    out: &SharedOut<'_>,
+) {
     let mut start = rows.start;
     while start < rows.end {
         let end = if n > 4 { rows.end.min(start + PANEL) } else { rows.end };
@@ -37,11 +42,11 @@ pub(super) unsafe fn run<T: Tile>(t: &T, rows: Range<usize>, n: usize, out: &Sha
                 i += 4;
             }
             if n - i >= 2 {
-                panel::<T, 2, 2>(t, start..end, i, out);
+                panel::<T, R2, 2>(t, start..end, i, out);
                 i += 2;
             }
             if n > i {
-                panel::<T, 4, 1>(t, start..end, i, out);
+                panel::<T, R1, 1>(t, start..end, i, out);
             }
         }
         start = end;
@@ -68,7 +73,7 @@ unsafe fn panel<T: Tile, const R: usize, const N: usize>(
             put(t.tile::<R, N>(row, x), row, i, out);
             row += R;
         }
-        while row < rows.end {
+        while R > 1 && row < rows.end {
             put(t.tile::<1, N>(row, x), row, i, out);
             row += 1;
         }
