@@ -2,33 +2,30 @@
 
 mod args;
 mod commands;
+mod dirs;
+mod input;
+mod interrupt;
 mod models;
 mod output;
+mod settings;
 mod units;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command};
+use args::Cli;
+use settings::UsageError;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = match cli.command {
-        Command::Chat(a) => commands::chat::run(&a),
-        Command::Generate(a) => commands::generate::run(&a),
-        Command::Logits(a) => commands::logits::run(&a),
-        Command::Repack(a) => commands::repack::run(&a),
-        Command::Verify(a) => commands::verify::run(&a),
-        Command::Inspect(a) => commands::inspect::run(&a),
-    };
-    match result {
+    match cli.command.run(&cli.globals) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has seen enough.
         Err(e) if output::is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             output::error(&e);
-            ExitCode::FAILURE
+            ExitCode::from(if e.is::<UsageError>() { 2 } else { 1 })
         }
     }
 }
