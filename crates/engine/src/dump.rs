@@ -22,6 +22,10 @@ pub fn dump_logits(
     partial.push(".partial");
     let partial = PathBuf::from(partial);
     let failed = |error| EngineError::Write { path: output.to_owned(), error };
+    if std::fs::metadata(output).is_ok_and(|m| !m.is_file()) {
+        // The rename at the end would put a file in the place of a device.
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is there and not a file")));
+    }
     let config = session.engine().config();
     let tensors = if layers { config.layers.len() } else { 0 };
     let result = Dump::create(&partial, tokens.len(), config.vocab, config.hidden, tensors)

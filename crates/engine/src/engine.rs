@@ -76,7 +76,7 @@ impl Engine {
         if options.precision == Precision::Fast {
             return Err(EngineError::Unsupported {
                 what: "precision fast".to_owned(),
-                fix: "use --precision exact; fast arrives with the integer kernels".to_owned(),
+                fix: "use --precision exact, fast arrives with the integer kernels".to_owned(),
             });
         }
         let source: Arc<dyn ModelSource> = Arc::from(open_model(path)?);
