@@ -63,13 +63,13 @@ pub(crate) enum Shown {
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineArgs {
     /// Positions of the context: prompt and answer together [default: 4096, or what the model was made for]
-    #[arg(long, value_name = "N", value_parser = set::CONTEXT.parse)]
+    #[arg(long, value_name = "N", value_parser = set::CONTEXT.parse, allow_negative_numbers = true)]
     pub(crate) context: Option<u32>,
     /// How numbers are computed [default: exact]
     #[arg(long, value_enum)]
     pub(crate) precision: Option<PrecisionArg>,
     /// Memory the process may use, such as 2.6GiB; experts get what is left of it
-    #[arg(long, value_name = "SIZE", value_parser = set::MEMORY.parse)]
+    #[arg(long, value_name = "SIZE", value_parser = set::MEMORY.parse, allow_negative_numbers = true)]
     pub(crate) memory: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct EngineArgs {
 #[command(next_help_heading = "Sampling (what is not given is as the model's files say)")]
 pub(crate) struct SamplingArgs {
     /// Most tokens of an answer [default: 1024 for chat, 256 for generate]
-    #[arg(long, value_name = "N", value_parser = set::MAX_TOKENS.parse)]
+    #[arg(long, value_name = "N", value_parser = set::MAX_TOKENS.parse, allow_negative_numbers = true)]
     pub(crate) max_tokens: Option<usize>,
     /// 0 takes the likeliest token each time; higher is more varied
     #[arg(long, value_name = "T", value_parser = set::TEMPERATURE.parse, allow_negative_numbers = true)]

@@ -18,7 +18,10 @@ use args::Cli;
 use settings::UsageError;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return explain(&e),
+    };
     match cli.command.run(&cli.globals) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has seen enough.
@@ -27,5 +30,18 @@ fn main() -> ExitCode {
             output::error(&e);
             ExitCode::from(if e.is::<UsageError>() { 2 } else { 1 })
         }
+    }
+}
+
+/// Prints what clap has to say: help, version, or what is wrong with the arguments.
+fn explain(e: &clap::Error) -> ExitCode {
+    match e.print() {
+        Err(io) if !e.use_stderr() && io.kind() != std::io::ErrorKind::BrokenPipe => {
+            output::error(&anyhow::anyhow!(
+                "cannot write to standard output: {io}; make room, or send it elsewhere"
+            ));
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2)),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::builder::ValueHint;
 use spinetail_engine::dump_logits;
 
@@ -38,6 +39,10 @@ pub(crate) fn run(a: &LogitsArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let path = models::find(&a.model, &mut settings)?;
     settings.print();
     let engine = super::open(&path, &EngineSettings::new(memory, Some(context), a.precision.into()))?;
+    let vocab = engine.config().vocab;
+    if let Some(token) = a.tokens.iter().find(|&&t| t as usize >= vocab) {
+        bail!("token {token} is outside the vocabulary of {vocab}; give ids from 0 to {}", vocab - 1);
+    }
     dump_logits(&mut engine.session()?, &a.tokens, a.layers, &a.output)?;
     Ok(())
 }

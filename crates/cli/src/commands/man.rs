@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use clap::CommandFactory;
 use clap::builder::ValueHint;
 
@@ -16,7 +16,10 @@ pub(crate) struct ManArgs {
 }
 
 pub(crate) fn run(a: &ManArgs) -> anyhow::Result<()> {
-    let failed = || format!("cannot write manual pages to {}", a.output.display());
-    std::fs::create_dir_all(&a.output).with_context(failed)?;
-    clap_mangen::generate_to(Cli::command(), &a.output).with_context(failed)
+    let pages =
+        std::fs::create_dir_all(&a.output).and_then(|()| clap_mangen::generate_to(Cli::command(), &a.output));
+    pages.map_err(|e| {
+        let folder = a.output.display();
+        anyhow!("cannot write manual pages to {folder}: {e}; give another folder, or make room")
+    })
 }

@@ -4,7 +4,6 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use toml::de::{DeTable, DeValue};
 
 use super::{KEYS, UsageError};
@@ -55,10 +54,10 @@ pub(super) fn load(given: Option<&Path>) -> anyhow::Result<Option<ConfigFile>> {
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
         Err(e) if given.is_none() && e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e).with_context(|| failed(path)),
+        Err(e) => return Err(failed(path, &e)),
     };
     let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).with_context(|| failed(path))?;
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| failed(path, &e))?;
     if bytes.len() as u64 > MAX_BYTES {
         anyhow::bail!("{}: a configuration file has at most {MAX_BYTES} bytes; give another", path.display());
     }
@@ -71,8 +70,11 @@ pub(super) fn load(given: Option<&Path>) -> anyhow::Result<Option<ConfigFile>> {
     Ok(Some(ConfigFile { path: path.to_owned(), entries }))
 }
 
-fn failed(path: &Path) -> String {
-    format!("cannot read the configuration file {}", path.display())
+fn failed(path: &Path, e: &std::io::Error) -> anyhow::Error {
+    let path = path.display();
+    anyhow::anyhow!(
+        "cannot read the configuration file {path}: {e}; correct --config, or make the file readable"
+    )
 }
 
 #[derive(Debug)]

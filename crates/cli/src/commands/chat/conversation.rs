@@ -6,7 +6,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use spinetail_engine::text::{Content, Message, ReasoningSplitter};
 use spinetail_engine::{Answer, Engine, EngineError, Event, Session};
 
@@ -162,9 +162,9 @@ impl Conversation {
             let heading = |m: &Message| format!("# {}\n\n{}\n", m.role, text_of(m));
             self.messages.iter().map(heading).collect::<Vec<_>>().join("\n")
         };
-        let failed = || format!("cannot save to {}", path.display());
-        let mut file = OpenOptions::new().write(true).create_new(true).open(path).with_context(failed)?;
-        file.write_all(text.as_bytes()).with_context(failed)
+        let file = OpenOptions::new().write(true).create_new(true).open(path);
+        file.and_then(|mut file| file.write_all(text.as_bytes()))
+            .map_err(|e| anyhow!("cannot save to {}: {e}; give the name of a new file", path.display()))
     }
 
     /// Prints how the last answer went, and how full the context is.

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Read};
 
-use anyhow::{Context, bail};
+use anyhow::{anyhow, bail};
 
 /// Longer than any context.
 const MAX_LINE_BYTES: u64 = 16 << 20;
@@ -35,7 +35,9 @@ impl<R: BufRead> Lines for Piped<R> {
     fn next(&mut self) -> anyhow::Result<Input> {
         let mut line = Vec::new();
         let mut bounded = (&mut self.0).take(MAX_LINE_BYTES + 1);
-        bounded.read_until(b'\n', &mut line).context("cannot read standard input")?;
+        bounded
+            .read_until(b'\n', &mut line)
+            .map_err(|e| anyhow!("cannot read standard input: {e}; give a file or a pipe"))?;
         if line.is_empty() {
             return Ok(Input::End);
         }
@@ -43,7 +45,7 @@ impl<R: BufRead> Lines for Piped<R> {
             bail!("a line of standard input is longer than {MAX_LINE_BYTES} bytes; cut it");
         }
         let text = String::from_utf8(line).map_err(|e| {
-            anyhow::anyhow!("standard input is not UTF-8 text ({}); convert it first", e.utf8_error())
+            anyhow!("standard input is not UTF-8 text ({}); convert it first", e.utf8_error())
         })?;
         let text = text.strip_suffix('\n').unwrap_or(&text);
         Ok(Input::Text(text.strip_suffix('\r').unwrap_or(text).to_owned()))

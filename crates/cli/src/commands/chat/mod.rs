@@ -7,7 +7,7 @@ mod slash;
 mod talk;
 mod view;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::builder::ValueHint;
@@ -63,6 +63,11 @@ pub(crate) fn run(a: &ChatArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let thoughts = settings.pick_or(&THOUGHTS, a.thoughts, shown)?;
     let history = settings.pick_or(&HISTORY, a.history, Switch::On)? == Switch::On;
     let path = models::find(&a.model, &mut settings)?;
+    let terminal = style.terminal && io::stdin().is_terminal();
+    if a.prompts.is_empty() && !terminal && matches!(io::stdin().lock().fill_buf(), Ok([])) {
+        // Nothing will be asked: not worth reading weights.
+        return Ok(());
+    }
 
     let engine = super::open(&path, &engine_settings)?;
     sampling.note_defaults(engine.text()?.defaults(), thinking, &mut settings);
@@ -75,7 +80,7 @@ pub(crate) fn run(a: &ChatArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     if !a.prompts.is_empty() {
         return said(&mut conversation, &a.prompts);
     }
-    if style.terminal && io::stdin().is_terminal() {
+    if terminal {
         let interrupt = Interrupt::install();
         conversation.interrupt = Some(interrupt.clone());
         let file = if history { crate::dirs::history_file() } else { None };
