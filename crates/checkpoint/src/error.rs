@@ -12,7 +12,7 @@ use crate::safetensors::HeaderError;
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The operating system refused to open, list or read.
-    #[error("cannot {action} {}: {error}", path.display())]
+    #[error("cannot {action} {}: {error}; check the path, its permissions and the drive", path.display())]
     Io {
         /// What was tried.
         action: &'static str,

@@ -84,9 +84,9 @@ fn folder_config(folder: &Path) -> Result<SourceConfig> {
             path: folder.to_owned(),
             expected: "a container, or a folder with config.json and safetensors files",
             found: match (folder.is_dir(), folder.exists()) {
-                (true, _) => "a folder without config.json".to_owned(),
+                (true, _) => "a folder without config.json; give the folder that has it".to_owned(),
                 (false, true) => "a file; give the folder it lies in".to_owned(),
-                (false, false) => "nothing of that name".to_owned(),
+                (false, false) => "nothing of that name; correct the path".to_owned(),
             },
         });
     }

@@ -1,33 +1,41 @@
-//! What can be typed: the one definition of commands and flags, from which help is made.
+//! What can be typed: the groups of flags that commands share. Help, completions and man pages are made from these
+//! definitions and those in `commands/`, and from nothing else.
+//!
+//! This is the first of two stages: a flag that was not given is `None` here. `settings` asks the environment and the
+//! configuration file next, and only then are there values.
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::ValueHint;
+use clap::{Args, Parser, ValueEnum};
 
-use crate::units::parse_size;
+use crate::commands::Command;
+use crate::settings as set;
+use crate::settings::Seed;
 
 /// Mixture-of-experts language models larger than memory, on the machine you have.
 #[derive(Debug, Parser)]
 #[command(name = "spinetail", version, about, propagate_version = true)]
+#[command(
+    after_help = "A setting may also stand in the configuration file (temperature = 0.6) or in the environment \
+                        (SPINETAIL_TEMPERATURE=0.6); a flag wins over the environment, and that over the file."
+)]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) globals: GlobalArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Talk with a model: each PROMPT is answered in turn; with none, lines are read from the terminal
-    Chat(ChatArgs),
-    /// Continue a prompt once
-    Generate(GenerateArgs),
-    /// Write the logits of given token ids to a safetensors file
-    Logits(LogitsArgs),
-    /// Make a container from a checkpoint folder
-    Repack(RepackArgs),
-    /// Check every record and file of a container against its checksum
-    Verify(VerifyArgs),
-    /// Say what a model is, what stays in memory and what it needs
-    Inspect(InspectArgs),
+/// Flags of every command.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct GlobalArgs {
+    /// Configuration file, instead of spinetail/config.toml in the platform's folder
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+    /// Print the settings in use, and where each comes from, to standard error
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -44,134 +52,60 @@ pub(crate) enum Switch {
     Off,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shown {
+    Show,
+    Hide,
+}
+
 /// Flags of every command that runs a model.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
 pub(crate) struct EngineArgs {
-    /// Positions of the context: prompt and answer together
-    #[arg(long, value_name = "N", default_value_t = 4096)]
-    pub(crate) context: u32,
-    /// How numbers are computed
-    #[arg(long, value_enum, default_value_t = PrecisionArg::Exact)]
-    pub(crate) precision: PrecisionArg,
+    /// Positions of the context: prompt and answer together [default: 4096, or what the model was made for]
+    #[arg(long, value_name = "N", value_parser = set::CONTEXT.parse, allow_negative_numbers = true)]
+    pub(crate) context: Option<u32>,
+    /// How numbers are computed [default: exact]
+    #[arg(long, value_enum)]
+    pub(crate) precision: Option<PrecisionArg>,
     /// Memory the process may use, such as 2.6GiB; experts get what is left of it
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = set::MEMORY.parse, allow_negative_numbers = true)]
     pub(crate) memory: Option<u64>,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct ChatArgs {
-    /// Container or checkpoint folder, or the name of a model
-    #[arg(default_value = "pip")]
-    pub(crate) model: PathBuf,
-    /// What to say, one message after another
-    pub(crate) prompts: Vec<String>,
-    /// System message
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) system: Option<String>,
-    /// Let the model think before it answers
-    #[arg(long, value_enum, default_value_t = Switch::Off)]
-    pub(crate) thinking: Switch,
-    /// Most tokens of an answer
-    #[arg(long, value_name = "N", default_value_t = 1024)]
-    pub(crate) max_tokens: usize,
-    /// Print timings and cache statistics after each answer
-    #[arg(long)]
-    pub(crate) stats: bool,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct GenerateArgs {
-    /// Container or checkpoint folder, or the name of a model
-    #[arg(default_value = "pip")]
-    pub(crate) model: PathBuf,
-    /// The prompt
-    #[arg(
-        long,
-        value_name = "TEXT",
-        required_unless_present = "prompt_file",
-        conflicts_with = "prompt_file"
-    )]
-    pub(crate) prompt: Option<String>,
-    /// File that holds the prompt; - is standard input
-    #[arg(long, value_name = "FILE")]
-    pub(crate) prompt_file: Option<PathBuf>,
-    /// Treat the prompt as a user's message instead of raw text
-    #[arg(long)]
-    pub(crate) chat: bool,
-    /// System message, with --chat
-    #[arg(long, value_name = "TEXT", requires = "chat")]
-    pub(crate) system: Option<String>,
-    /// Let the model think before it answers, with --chat
-    #[arg(long, value_enum, default_value_t = Switch::Off)]
-    pub(crate) thinking: Switch,
-    /// Most tokens to generate
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub(crate) max_tokens: usize,
-    /// Print timings and cache statistics to standard error
-    #[arg(long)]
-    pub(crate) stats: bool,
-    /// Print one JSON object instead of text
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) engine: EngineArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LogitsArgs {
-    /// Container or checkpoint folder, or the name of a model
-    pub(crate) model: PathBuf,
-    /// Token ids, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
-    pub(crate) tokens: Vec<u32>,
-    /// File to write: tensor `logits` [tokens, vocab] in f32
-    #[arg(long, value_name = "FILE")]
-    pub(crate) output: PathBuf,
-    /// Also write `layers.N.output` [tokens, hidden]
-    #[arg(long)]
-    pub(crate) layers: bool,
-    /// How numbers are computed
-    #[arg(long, value_enum, default_value_t = PrecisionArg::Exact)]
-    pub(crate) precision: PrecisionArg,
-    /// Memory the process may use, such as 2.6GiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub(crate) memory: Option<u64>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RepackArgs {
-    /// Checkpoint folder (Hugging Face or MLX), or an older container
-    #[arg(long, value_name = "DIR")]
-    pub(crate) source: PathBuf,
-    /// Container to make; it must not exist
-    #[arg(long, value_name = "DIR")]
-    pub(crate) output: PathBuf,
-    /// Bits of quantized weights: 2, 3, 4, 5, 6 or 8; 16 keeps the source's precision. 4 if not given; a source that is
-    /// quantized already keeps its own bytes
-    #[arg(long, value_name = "BITS")]
-    pub(crate) bits: Option<u8>,
-    /// Weights that share a scale: 32, 64 or 128. 64 if not given
-    #[arg(long, value_name = "N")]
-    pub(crate) group_size: Option<usize>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct VerifyArgs {
-    /// Container, or the name of a model
-    pub(crate) model: PathBuf,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct InspectArgs {
-    /// Container or checkpoint folder, or the name of a model
-    #[arg(default_value = "pip")]
-    pub(crate) model: PathBuf,
-    /// Positions of the context to reckon with
-    #[arg(long, value_name = "N", default_value_t = 4096)]
-    pub(crate) context: u32,
-    /// Memory the process may use, such as 2.6GiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub(crate) memory: Option<u64>,
+/// Flags of every command that chooses tokens. What is not given is as the model's generation_config.json says, then as
+/// its makers recommend.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Sampling (what is not given is as the model's files say)")]
+pub(crate) struct SamplingArgs {
+    /// Most tokens of an answer [default: 1024 for chat, 256 for generate]
+    #[arg(long, value_name = "N", value_parser = set::MAX_TOKENS.parse, allow_negative_numbers = true)]
+    pub(crate) max_tokens: Option<usize>,
+    /// 0 takes the likeliest token each time; higher is more varied
+    #[arg(long, value_name = "T", value_parser = set::TEMPERATURE.parse, allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f64>,
+    /// Only the K likeliest tokens; 0 is all
+    #[arg(long, value_name = "K", value_parser = set::TOP_K.parse, allow_negative_numbers = true)]
+    pub(crate) top_k: Option<i64>,
+    /// Only the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", value_parser = set::TOP_P.parse, allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f64>,
+    /// Only tokens at least this likely in relation to the likeliest
+    #[arg(long, value_name = "P", value_parser = set::MIN_P.parse, allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f64>,
+    /// Taken once from every token that was generated before
+    #[arg(long, value_name = "X", value_parser = set::PRESENCE_PENALTY.parse, allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f64>,
+    /// Taken for every time that a token was generated before
+    #[arg(long, value_name = "X", value_parser = set::FREQUENCY_PENALTY.parse, allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f64>,
+    /// Makes tokens of the prompt and the answer less likely; 1 is off
+    #[arg(long, value_name = "X", value_parser = set::REPETITION_PENALTY.parse, allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f64>,
+    /// Ends the answer before this text; may be given several times
+    #[arg(long, value_name = "TEXT", value_parser = set::STOP.parse, allow_hyphen_values = true)]
+    pub(crate) stop: Vec<String>,
+    /// The same seed gives the same answer; `random` picks one [default: 0]
+    #[arg(long, value_name = "N|random", value_parser = set::SEED.parse, allow_negative_numbers = true)]
+    pub(crate) seed: Option<Seed>,
 }

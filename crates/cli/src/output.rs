@@ -1,12 +1,16 @@
 //! What people see: errors, progress bars, and writing to a pipe that may close.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, StdoutLock, Write};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spinetail_engine::{Answer, Engine};
 
 use crate::units::size;
+
+/// Work that takes longer than this gets a bar.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Prints an error: one line what, one line how to mend it where the message has one.
 pub(crate) fn error(e: &anyhow::Error) {
@@ -16,7 +20,11 @@ pub(crate) fn error(e: &anyhow::Error) {
         Some((what, fix)) => format!("error: {what}\n  {fix}\n"),
         None => format!("error: {message}\n"),
     };
-    // Nobody is left to tell if standard error is closed.
+    note(&text);
+}
+
+/// Prints to standard error. Nobody is left to tell if that is closed.
+pub(crate) fn note(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
@@ -25,26 +33,83 @@ pub(crate) fn is_broken_pipe(e: &anyhow::Error) -> bool {
     e.chain().any(|c| c.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
 }
 
-/// A bar on standard error for work of `total` bytes; hidden where nobody looks, and for the first half second.
-pub(crate) fn bytes_bar(message: &'static str) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
+/// Standard output, whose errors say that it is standard output.
+pub(crate) struct Out(StdoutLock<'static>);
+
+pub(crate) fn out() -> Out {
+    Out(io::stdout().lock())
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(named)
     }
-    let bar = ProgressBar::new(0);
-    let template = "{msg} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(named)
     }
-    bar.set_message(message);
-    bar.set_draw_target(indicatif::ProgressDrawTarget::stderr_with_hz(8));
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
+}
+
+fn named(e: io::Error) -> io::Error {
+    // `write_all` goes on after this one.
+    if e.kind() == io::ErrorKind::Interrupted {
+        return e;
+    }
+    io::Error::new(e.kind(), format!("cannot write to standard output: {e}; make room, or send it elsewhere"))
+}
+
+/// A bar on standard error for work that may take long: shown where somebody looks, after a second, until dropped.
+pub(crate) struct Bar {
+    bar: ProgressBar,
+    /// Tells the thread that would show the bar that the work is done.
+    _done: Option<Sender<()>>,
+}
+
+impl Bar {
+    pub(crate) fn bytes(message: &'static str) -> Self {
+        Self::new(message, "{binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} left")
+    }
+
+    pub(crate) fn tokens(message: &'static str) -> Self {
+        Self::new(message, "{pos}/{len} tokens {eta} left")
+    }
+
+    fn new(message: &'static str, counts: &str) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden());
+        if !io::stderr().is_terminal() {
+            return Self { bar, _done: None };
+        }
+        if let Ok(style) = ProgressStyle::with_template(&format!("{{msg}} {{bar:30}} {counts}")) {
+            bar.set_style(style);
+        }
+        bar.set_message(message);
+        let (done, waits) = channel::<()>();
+        let later = bar.clone();
+        std::thread::spawn(move || {
+            if waits.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) && !later.is_finished() {
+                later.set_draw_target(ProgressDrawTarget::stderr_with_hz(8));
+                later.enable_steady_tick(Duration::from_millis(250));
+            }
+        });
+        Self { bar, _done: Some(done) }
+    }
+
+    pub(crate) fn set(&self, done: u64, total: u64) {
+        self.bar.set_length(total);
+        self.bar.set_position(done);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
 }
 
 /// Prints how an answer went, to standard error.
 pub(crate) fn stats(engine: &Engine, answer: &Answer) {
     let store = engine.store_stats();
-    let text = format!(
+    note(&format!(
         "{} prompt tokens ({} kept) at {:.1}/s, first token after {:.0} ms, {} generated at {:.1}/s, experts {} hits \
          {} misses {} read, peak memory {}\n",
         answer.prompt_tokens,
@@ -57,8 +122,7 @@ pub(crate) fn stats(engine: &Engine, answer: &Answer) {
         store.misses,
         size(store.bytes_read),
         peak_rss_bytes().map_or_else(|| "unknown".to_owned(), size),
-    );
-    let _ = io::stderr().write_all(text.as_bytes());
+    ));
 }
 
 /// The kernel's own figure for the most memory this process has had resident; `None` where the system has no such file.

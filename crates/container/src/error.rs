@@ -14,7 +14,7 @@ pub(crate) const GET_AGAIN: &str =
 #[non_exhaustive]
 pub enum ContainerError {
     /// The operating system refused.
-    #[error("cannot {action} {}: {error}", path.display())]
+    #[error("cannot {action} {}: {error}; check the path, its permissions and the drive", path.display())]
     Io {
         /// What was tried.
         action: &'static str,
@@ -67,13 +67,13 @@ pub enum ContainerError {
         feature: String,
     },
     /// The output is there already.
-    #[error("{} exists already: remove it or choose another output", path.display())]
+    #[error("{} exists already; remove it or choose another output", path.display())]
     Exists {
         /// The output.
         path: PathBuf,
     },
     /// Another process is writing the same output.
-    #[error("{} is being written by another process: wait for it, or choose another output", path.display())]
+    #[error("{} is being written by another process; wait for it, or choose another output", path.display())]
     Busy {
         /// The unfinished folder.
         path: PathBuf,
@@ -141,7 +141,7 @@ pub enum ContainerError {
         path: PathBuf,
     },
     /// The caller asked to stop.
-    #[error("verifying {} was interrupted: nothing was changed, run it again", path.display())]
+    #[error("verifying {} was interrupted, nothing was changed; run it again", path.display())]
     Interrupted {
         /// The container.
         path: PathBuf,

@@ -10,6 +10,7 @@ mod error;
 mod generate;
 mod inspect;
 mod memory;
+mod perplexity;
 mod session;
 pub mod text;
 
@@ -20,4 +21,5 @@ pub use error::EngineError;
 pub use generate::{Answer, Event, GenerateOptions};
 pub use inspect::{ModelSummary, inspect};
 pub use memory::MemoryPlan;
+pub use perplexity::{Perplexity, perplexity};
 pub use session::{Observer, Progress, Session};

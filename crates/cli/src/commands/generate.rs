@@ -1,77 +1,158 @@
 //! `spinetail generate`
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::PathBuf;
 
-use anyhow::Context;
+use clap::builder::ValueHint;
 use spinetail_engine::text::Message;
-use spinetail_engine::{Answer, Engine, EngineOptions, Event, GenerateOptions};
+use spinetail_engine::{Answer, Engine, Event, GenerateOptions};
 
-use crate::args::{GenerateArgs, Switch};
-use crate::output;
+use crate::args::{EngineArgs, GlobalArgs, SamplingArgs, Switch};
+use crate::input::read_text;
+use crate::models;
+use crate::output::{self, Bar};
+use crate::settings::{EngineSettings, SYSTEM, SamplingSettings, Settings, THINKING};
 
-pub(crate) fn run(a: &GenerateArgs) -> anyhow::Result<()> {
-    let prompt = match (&a.prompt, &a.prompt_file) {
-        (Some(text), _) => text.clone(),
-        (None, Some(file)) => read_prompt(file)?,
-        (None, None) => String::new(),
+/// Longer than any context: the largest is a million tokens of a few bytes.
+const MAX_PROMPT_BYTES: u64 = 16 << 20;
+const MAX_TOKENS: usize = 256;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct GenerateArgs {
+    /// Container or checkpoint folder, or the name of a model
+    #[arg(default_value = "pip", value_hint = ValueHint::AnyPath)]
+    model: PathBuf,
+    /// The prompt
+    #[arg(
+        long,
+        value_name = "TEXT",
+        required_unless_present = "prompt_file",
+        conflicts_with = "prompt_file",
+        allow_hyphen_values = true
+    )]
+    prompt: Option<String>,
+    /// File that holds the prompt; - is standard input
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    prompt_file: Option<PathBuf>,
+    /// Treat the prompt as a user's message instead of raw text with special tokens
+    #[arg(long)]
+    chat: bool,
+    /// System message, with --chat
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    /// Let the model think before it answers, with --chat [default: off]
+    #[arg(long, value_enum, requires = "chat")]
+    thinking: Option<Switch>,
+    /// Print timings and cache statistics to standard error
+    #[arg(long)]
+    stats: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// The prompt and how it is to be answered.
+struct Plan {
+    prompt: String,
+    /// `None` for a raw prompt.
+    chat: Option<Chat>,
+    sampling: SamplingSettings,
+}
+
+struct Chat {
+    system: Option<String>,
+    thinking: bool,
+}
+
+pub(crate) fn run(a: &GenerateArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
+    let mut settings = Settings::load(globals)?;
+    let engine_settings = EngineSettings::resolve(&a.engine, &mut settings)?;
+    let plan = Plan {
+        chat: a.chat.then(|| chat_settings(a, &mut settings)).transpose()?,
+        sampling: SamplingSettings::resolve(&a.sampling, MAX_TOKENS, &mut settings)?,
+        prompt: prompt(a)?,
     };
-    let engine = super::open(&a.model, &EngineOptions::from(&a.engine))?;
-    let (tokens, mark) = encode(&engine, a, prompt)?;
+    let path = models::find(&a.model, &mut settings)?;
+    let engine = super::open(&path, &engine_settings)?;
+    let defaults = engine.text()?;
+    let thinking = plan.chat.as_ref().is_some_and(|c| c.thinking);
+    plan.sampling.note_defaults(defaults.defaults(), thinking, &mut settings);
+    settings.print();
     let options =
-        GenerateOptions { max_tokens: a.max_tokens, show_special: true, ..GenerateOptions::default() };
-    let mut session = engine.session()?;
-    let mut out = io::stdout().lock();
-    let mut failed = None;
-    let answer = session.answer(&tokens, mark, &options, &mut |event| match event {
-        Event::Token { text, .. } if !a.json => write_piece(&mut out, text, &mut failed),
-        _ => ControlFlow::Continue(()),
-    })?;
-    if let Some(error) = failed {
-        return Err(error.into());
-    }
-    if a.json {
-        writeln!(out, "{}", json(&engine, &answer))?;
-    } else {
-        writeln!(out)?;
-    }
-    out.flush()?;
+        GenerateOptions { show_special: true, ..plan.sampling.options(defaults.defaults(), thinking) };
+    let answer = answer(&engine, plan, &options, a.json)?;
     if a.stats {
         output::stats(&engine, &answer);
     }
     Ok(())
 }
 
-fn read_prompt(file: &Path) -> anyhow::Result<String> {
-    let mut bytes = Vec::new();
-    if file == Path::new("-") {
-        io::stdin().lock().read_to_end(&mut bytes).context("cannot read the prompt from standard input")?;
-    } else {
-        bytes =
-            std::fs::read(file).with_context(|| format!("cannot read the prompt from {}", file.display()))?;
-    }
-    String::from_utf8(bytes)
-        .map_err(|e| anyhow::anyhow!("{} is not UTF-8 text ({e}); convert it first", file.display()))
+fn chat_settings(a: &GenerateArgs, settings: &mut Settings) -> anyhow::Result<Chat> {
+    Ok(Chat {
+        system: settings.pick(&SYSTEM, a.system.clone())?,
+        thinking: settings.pick_or(&THINKING, a.thinking, Switch::Off)? == Switch::On,
+    })
 }
 
-fn encode(engine: &Engine, a: &GenerateArgs, prompt: String) -> anyhow::Result<(Vec<u32>, Option<usize>)> {
+/// The prompt. A raw one is kept byte for byte. A message read from a file loses what the file's system put there: a
+/// byte-order mark, carriage returns, the last line end.
+fn prompt(a: &GenerateArgs) -> anyhow::Result<String> {
+    let Some(file) = &a.prompt_file else { return Ok(a.prompt.clone().unwrap_or_default()) };
+    let text = read_text(file, "the prompt", MAX_PROMPT_BYTES)?;
     if !a.chat {
-        return Ok((engine.encode(&prompt)?, None));
+        return Ok(text);
     }
-    let mut messages: Vec<Message> = a.system.iter().map(|s| Message::new("system", s.as_str())).collect();
+    let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text).replace("\r\n", "\n");
+    Ok(text.strip_suffix('\n').map(str::to_owned).unwrap_or(text))
+}
+
+fn encode(engine: &Engine, prompt: String, chat: Option<Chat>) -> anyhow::Result<(Vec<u32>, Option<usize>)> {
+    let Some(chat) = chat else { return Ok((engine.encode(&prompt)?, None)) };
+    let mut messages: Vec<Message> = chat.system.into_iter().map(|s| Message::new("system", s)).collect();
     messages.push(Message::new("user", prompt));
-    let kwargs = super::thinking(a.thinking == Switch::On);
-    let prompt = engine.render_chat(&messages, None, &kwargs)?;
+    let prompt = engine.render_chat(&messages, None, &super::thinking(chat.thinking))?;
     Ok((prompt.tokens, prompt.mark_at))
 }
 
+fn answer(engine: &Engine, plan: Plan, options: &GenerateOptions, json: bool) -> anyhow::Result<Answer> {
+    let (tokens, mark) = encode(engine, plan.prompt, plan.chat)?;
+    let mut session = engine.session()?;
+    let mut out = output::out();
+    let mut failed = None;
+    let mut bar = Some(Bar::tokens("reading the prompt"));
+    let answer = session.answer(&tokens, mark, options, &mut |event| match event {
+        Event::Prefill(p) => {
+            if let Some(bar) = &bar {
+                bar.set(p.done as u64, p.total as u64);
+            }
+            ControlFlow::Continue(())
+        }
+        Event::Token { text, .. } => {
+            bar = None;
+            if json { ControlFlow::Continue(()) } else { write_piece(&mut out, text, &mut failed) }
+        }
+        _ => ControlFlow::Continue(()),
+    })?;
+    drop(bar);
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    if json {
+        writeln!(out, "{}", object(engine, &answer))?;
+    } else {
+        writeln!(out)?;
+    }
+    out.flush()?;
+    Ok(answer)
+}
+
 /// Writes at once what can be shown; ends the answer when nobody reads it any more.
-pub(super) fn write_piece(
-    out: &mut dyn Write,
-    text: &str,
-    failed: &mut Option<io::Error>,
-) -> ControlFlow<()> {
+fn write_piece(out: &mut dyn Write, text: &str, failed: &mut Option<io::Error>) -> ControlFlow<()> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => ControlFlow::Continue(()),
         Err(e) => {
@@ -81,7 +162,7 @@ pub(super) fn write_piece(
     }
 }
 
-fn json(engine: &Engine, answer: &Answer) -> serde_json::Value {
+fn object(engine: &Engine, answer: &Answer) -> serde_json::Value {
     let store = engine.store_stats();
     serde_json::json!({
         "text": answer.text,

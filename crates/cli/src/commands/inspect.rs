@@ -1,20 +1,40 @@
 //! `spinetail inspect`
 
 use std::io::Write;
+use std::path::PathBuf;
 
+use clap::builder::ValueHint;
 use spinetail_core::LayerKind;
-use spinetail_engine::{ModelSummary, inspect};
+use spinetail_engine::{EngineOptions, ModelSummary, inspect};
 
-use crate::args::InspectArgs;
-use crate::models;
+use crate::args::GlobalArgs;
+use crate::settings::{CONTEXT, MEMORY, Settings};
 use crate::units::size;
+use crate::{models, output};
 
-pub(crate) fn run(a: &InspectArgs) -> anyhow::Result<()> {
-    let path = models::find(&a.model)?;
-    let summary = inspect(&path, a.context, a.memory)?;
-    let mut out = std::io::stdout().lock();
+#[derive(Debug, clap::Args)]
+pub(crate) struct InspectArgs {
+    /// Container or checkpoint folder, or the name of a model
+    #[arg(default_value = "pip", value_hint = ValueHint::AnyPath)]
+    model: PathBuf,
+    /// Positions of the context to reckon with [default: 4096]
+    #[arg(long, value_name = "N", value_parser = CONTEXT.parse)]
+    context: Option<u32>,
+    /// Memory the process may use, such as 2.6GiB
+    #[arg(long, value_name = "SIZE", value_parser = MEMORY.parse)]
+    memory: Option<u64>,
+}
+
+pub(crate) fn run(a: &InspectArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
+    let mut settings = Settings::load(globals)?;
+    let context = settings.pick_or(&CONTEXT, a.context, EngineOptions::default().context)?;
+    let memory = settings.pick(&MEMORY, a.memory)?;
+    let path = models::find(&a.model, &mut settings)?;
+    settings.print();
+    let summary = inspect(&path, context, memory)?;
+    let mut out = output::out();
     writeln!(out, "model        {}", path.display())?;
-    print(&mut out, &summary, a.context)?;
+    print(&mut out, &summary, context)?;
     out.flush()?;
     Ok(())
 }

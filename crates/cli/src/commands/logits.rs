@@ -1,16 +1,48 @@
 //! `spinetail logits`
 
-use spinetail_engine::{EngineOptions, dump_logits};
+use std::path::PathBuf;
 
-use crate::args::LogitsArgs;
+use anyhow::bail;
+use clap::builder::ValueHint;
+use spinetail_engine::dump_logits;
 
-pub(crate) fn run(a: &LogitsArgs) -> anyhow::Result<()> {
-    let options = EngineOptions {
-        memory_bytes: a.memory,
-        context: u32::try_from(a.tokens.len())?,
-        precision: a.precision.into(),
-    };
-    let engine = super::open(&a.model, &options)?;
+use crate::args::{GlobalArgs, PrecisionArg};
+use crate::models;
+use crate::settings::{EngineSettings, MEMORY, Settings};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LogitsArgs {
+    /// Container or checkpoint folder, or the name of a model
+    #[arg(value_hint = ValueHint::AnyPath)]
+    model: PathBuf,
+    /// Token ids, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
+    tokens: Vec<u32>,
+    /// File to write: tensor `logits` [tokens, vocab] in f32
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    output: PathBuf,
+    /// Also write `layers.N.output` [tokens, hidden]
+    #[arg(long)]
+    layers: bool,
+    /// How numbers are computed; whatever the configuration says, exact unless given here
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Exact)]
+    precision: PrecisionArg,
+    /// Memory the process may use, such as 2.6GiB
+    #[arg(long, value_name = "SIZE", value_parser = MEMORY.parse)]
+    memory: Option<u64>,
+}
+
+pub(crate) fn run(a: &LogitsArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
+    let mut settings = Settings::load(globals)?;
+    let memory = settings.pick(&MEMORY, a.memory)?;
+    let context = u32::try_from(a.tokens.len())?;
+    let path = models::find(&a.model, &mut settings)?;
+    settings.print();
+    let engine = super::open(&path, &EngineSettings::new(memory, Some(context), a.precision.into()))?;
+    let vocab = engine.config().vocab;
+    if let Some(token) = a.tokens.iter().find(|&&t| t as usize >= vocab) {
+        bail!("token {token} is outside the vocabulary of {vocab}; give ids from 0 to {}", vocab - 1);
+    }
     dump_logits(&mut engine.session()?, &a.tokens, a.layers, &a.output)?;
     Ok(())
 }

@@ -1,47 +1,83 @@
-//! One file a command. Each turns its arguments into a call of the library and prints what comes back.
+//! One file a command: its arguments, and a `run` that turns them into a call of the library and prints what comes back.
+//!
+//! A new command is a file here, a variant of [`Command`] and its line in [`Command::run`].
 
-pub(crate) mod chat;
-pub(crate) mod generate;
-pub(crate) mod inspect;
-pub(crate) mod logits;
-pub(crate) mod repack;
-pub(crate) mod verify;
+mod chat;
+mod completions;
+mod generate;
+mod inspect;
+mod list;
+mod logits;
+mod man;
+mod perplexity;
+mod repack;
+mod verify;
 
 use std::path::Path;
 
-use spinetail_engine::{Engine, EngineOptions, Precision};
+use clap::Subcommand;
+use spinetail_engine::{Engine, EngineError};
 
-use crate::args::{EngineArgs, PrecisionArg};
-use crate::{models, output};
+use crate::args::GlobalArgs;
+use crate::output::Bar;
+use crate::settings::EngineSettings;
 
-impl From<PrecisionArg> for Precision {
-    fn from(p: PrecisionArg) -> Self {
-        match p {
-            PrecisionArg::Exact => Self::Exact,
-            PrecisionArg::Fast => Self::Fast,
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Talk with a model: each PROMPT is answered in turn; with none, at the terminal
+    Chat(chat::ChatArgs),
+    /// Continue a prompt once
+    Generate(generate::GenerateArgs),
+    /// Measure how well a model predicts a text
+    Perplexity(perplexity::PerplexityArgs),
+    /// Write the logits of given token ids to a safetensors file
+    Logits(logits::LogitsArgs),
+    /// Make a container from a checkpoint folder
+    Repack(repack::RepackArgs),
+    /// Check every record and file of a container against its checksum
+    Verify(verify::VerifyArgs),
+    /// Say what a model is, what stays in memory and what it needs
+    Inspect(inspect::InspectArgs),
+    /// Show the models that can be called by name
+    List(list::ListArgs),
+    /// Print a completion script for a shell
+    Completions(completions::CompletionsArgs),
+    /// Write the manual pages to a folder
+    Man(man::ManArgs),
+}
+
+impl Command {
+    pub(crate) fn run(&self, globals: &GlobalArgs) -> anyhow::Result<()> {
+        match self {
+            Self::Chat(a) => chat::run(a, globals),
+            Self::Generate(a) => generate::run(a, globals),
+            Self::Perplexity(a) => perplexity::run(a, globals),
+            Self::Logits(a) => logits::run(a, globals),
+            Self::Repack(a) => repack::run(a),
+            Self::Verify(a) => verify::run(a, globals),
+            Self::Inspect(a) => inspect::run(a, globals),
+            Self::List(a) => list::run(a, globals),
+            Self::Completions(a) => completions::run(a),
+            Self::Man(a) => man::run(a),
         }
     }
 }
 
-impl From<&EngineArgs> for EngineOptions {
-    fn from(a: &EngineArgs) -> Self {
-        Self { memory_bytes: a.memory, context: a.context, precision: a.precision.into() }
+/// Opens the model at `path`, with a bar while weights are read.
+fn open(path: &Path, settings: &EngineSettings) -> anyhow::Result<Engine> {
+    let mut options = settings.options.clone();
+    let bar = Bar::bytes("reading weights");
+    let mut progress = |done, total| bar.set(done, total);
+    match Engine::open(path, &options, &mut progress) {
+        Err(EngineError::Context { max, .. }) if settings.context_may_shrink && max > 0 => {
+            options.context = u32::try_from(max)?;
+            Ok(Engine::open(path, &options, &mut progress)?)
+        }
+        engine => Ok(engine?),
     }
 }
 
-/// Opens the model that `model` names, with a bar while weights are read.
-pub(crate) fn open(model: &Path, options: &EngineOptions) -> anyhow::Result<Engine> {
-    let path = models::find(model)?;
-    let bar = output::bytes_bar("reading weights");
-    let engine = Engine::open(&path, options, &mut |done, total| {
-        bar.set_length(total);
-        bar.set_position(done);
-    });
-    bar.finish_and_clear();
-    Ok(engine?)
-}
-
 /// The template argument that turns thinking on or off.
-pub(crate) fn thinking(on: bool) -> serde_json::Map<String, serde_json::Value> {
+fn thinking(on: bool) -> serde_json::Map<String, serde_json::Value> {
     serde_json::Map::from_iter([("enable_thinking".to_owned(), on.into())])
 }

@@ -1,24 +1,41 @@
 //! `spinetail repack`
 
 use std::io::Write;
+use std::path::PathBuf;
 
+use clap::builder::ValueHint;
 use spinetail_checkpoint::{RepackOptions, repack};
 
-use crate::args::RepackArgs;
-use crate::output;
+use crate::output::{self, Bar};
 use crate::units::size;
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct RepackArgs {
+    /// Checkpoint folder (Hugging Face or MLX), or an older container
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    source: PathBuf,
+    /// Container to make; it must not exist
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    output: PathBuf,
+    /// Bits of quantized weights: 2, 3, 4, 5, 6 or 8; 16 keeps the source's precision. 4 if not given; a source that is
+    /// quantized already keeps its own bytes
+    #[arg(long, value_name = "BITS")]
+    bits: Option<u8>,
+    /// Weights that share a scale: 32, 64 or 128. 64 if not given
+    #[arg(long, value_name = "N")]
+    group_size: Option<usize>,
+}
+
 pub(crate) fn run(a: &RepackArgs) -> anyhow::Result<()> {
-    let bar = output::bytes_bar("repacking");
     let options = RepackOptions { bits: a.bits, group_size: a.group_size, ..RepackOptions::default() };
+    let bar = Bar::bytes("repacking");
     let summary = repack(&a.source, &a.output, options, &mut |p| {
-        bar.set_length(p.total_bytes);
-        bar.set_position(p.done_bytes);
+        bar.set(p.done_bytes, p.total_bytes);
         true
     });
-    bar.finish_and_clear();
+    drop(bar);
     let summary = summary?;
-    let mut out = std::io::stdout().lock();
+    let mut out = output::out();
     writeln!(out, "{}: {} written", a.output.display(), size(summary.bytes))?;
     out.flush()?;
     Ok(())

@@ -1,24 +1,36 @@
 //! `spinetail verify`
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use anyhow::bail;
+use clap::builder::ValueHint;
 
-use crate::args::VerifyArgs;
+use crate::args::GlobalArgs;
+use crate::models;
+use crate::output::{self, Bar};
+use crate::settings::Settings;
 use crate::units::size;
-use crate::{models, output};
 
-pub(crate) fn run(a: &VerifyArgs) -> anyhow::Result<()> {
-    let path = models::find(&a.model)?;
-    let bar = output::bytes_bar("verifying");
+#[derive(Debug, clap::Args)]
+pub(crate) struct VerifyArgs {
+    /// Container, or the name of a model
+    #[arg(value_hint = ValueHint::DirPath)]
+    model: PathBuf,
+}
+
+pub(crate) fn run(a: &VerifyArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
+    let mut settings = Settings::load(globals)?;
+    let path = models::find(&a.model, &mut settings)?;
+    settings.print();
+    let bar = Bar::bytes("verifying");
     let report = spinetail_container::verify(&path, &mut |p| {
-        bar.set_length(p.total_bytes);
-        bar.set_position(p.done_bytes);
+        bar.set(p.done_bytes, p.total_bytes);
         std::ops::ControlFlow::Continue(())
     });
-    bar.finish_and_clear();
+    drop(bar);
     let report = report?;
-    let mut out = std::io::stdout().lock();
+    let mut out = output::out();
     for damage in &report.damage {
         writeln!(out, "{damage}")?;
     }

@@ -1,0 +1,105 @@
+//! `spinetail chat`: prompts from the command line, a terminal or a pipe, answered in turn.
+
+mod conversation;
+mod editor;
+mod lines;
+mod slash;
+mod talk;
+mod view;
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::path::PathBuf;
+
+use clap::builder::ValueHint;
+
+use crate::args::{EngineArgs, GlobalArgs, SamplingArgs, Shown, Switch};
+use crate::interrupt::Interrupt;
+use crate::settings::{EngineSettings, HISTORY, SYSTEM, SamplingSettings, Settings, THINKING, THOUGHTS};
+use crate::{models, output};
+use conversation::Conversation;
+use editor::Terminal;
+use lines::Piped;
+use view::Style;
+
+const MAX_TOKENS: usize = 1024;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ChatArgs {
+    /// Container or checkpoint folder, or the name of a model
+    #[arg(default_value = "pip", value_hint = ValueHint::AnyPath)]
+    model: PathBuf,
+    /// What to say, one message after another
+    #[arg(value_name = "PROMPT")]
+    prompts: Vec<String>,
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Let the model think before it answers [default: off]
+    #[arg(long, value_enum)]
+    thinking: Option<Switch>,
+    /// Whether thoughts are shown [default: show on a terminal, hide elsewhere]
+    #[arg(long, value_enum)]
+    thoughts: Option<Shown>,
+    /// Whether what is typed is remembered for the next time [default: on]
+    #[arg(long, value_enum)]
+    history: Option<Switch>,
+    /// Print timings and cache statistics after each answer
+    #[arg(long)]
+    stats: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+pub(crate) fn run(a: &ChatArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
+    let mut settings = Settings::load(globals)?;
+    let engine_settings = EngineSettings::resolve(&a.engine, &mut settings)?;
+    let sampling = SamplingSettings::resolve(&a.sampling, MAX_TOKENS, &mut settings)?;
+    let system = settings.pick(&SYSTEM, a.system.clone())?;
+    let thinking = settings.pick_or(&THINKING, a.thinking, Switch::Off)? == Switch::On;
+    let style = Style::of_stdout();
+    let shown = if style.terminal { Shown::Show } else { Shown::Hide };
+    let thoughts = settings.pick_or(&THOUGHTS, a.thoughts, shown)?;
+    let history = settings.pick_or(&HISTORY, a.history, Switch::On)? == Switch::On;
+    let path = models::find(&a.model, &mut settings)?;
+    let terminal = style.terminal && io::stdin().is_terminal();
+    if a.prompts.is_empty() && !terminal && matches!(io::stdin().lock().fill_buf(), Ok([])) {
+        // Nothing will be asked: not worth reading weights.
+        return Ok(());
+    }
+
+    let engine = super::open(&path, &engine_settings)?;
+    sampling.note_defaults(engine.text()?.defaults(), thinking, &mut settings);
+    settings.print();
+    let mut conversation = Conversation::new(engine, sampling, style)?;
+    conversation.set_system(system);
+    conversation.thinking = thinking;
+    conversation.shows_thoughts = thoughts == Shown::Show;
+    conversation.shows_stats = a.stats;
+    if !a.prompts.is_empty() {
+        return said(&mut conversation, &a.prompts);
+    }
+    if terminal {
+        let interrupt = Interrupt::install();
+        conversation.interrupt = Some(interrupt.clone());
+        let file = if history { crate::dirs::history_file() } else { None };
+        let mut lines = Terminal::new(file, interrupt, style)?;
+        return talk::terminal(&mut conversation, &mut lines);
+    }
+    talk::piped(&mut conversation, &mut Piped::new(io::stdin().lock()))
+}
+
+/// Answers the prompts of the command line, each repeated before its answer.
+fn said(conversation: &mut Conversation, prompts: &[String]) -> anyhow::Result<()> {
+    for (i, prompt) in prompts.iter().enumerate() {
+        let mut out = output::out();
+        if i > 0 {
+            writeln!(out)?;
+        }
+        writeln!(out, "> {prompt}")?;
+        drop(out);
+        conversation.ask(prompt)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! The settings that belong together, as the engine takes them.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use spinetail_engine::text::{SamplingDefaults, SamplingParams};
+use spinetail_engine::{EngineOptions, GenerateOptions, Precision};
+
+use super::{
+    CONTEXT, FREQUENCY_PENALTY, MAX_TOKENS, MEMORY, MIN_P, Origin, PRECISION, PRESENCE_PENALTY,
+    REPETITION_PENALTY, SEED, STOP, Seed, Setting, Settings, TEMPERATURE, TOP_K, TOP_P,
+};
+use crate::args::{EngineArgs, PrecisionArg, SamplingArgs};
+
+impl From<PrecisionArg> for Precision {
+    fn from(p: PrecisionArg) -> Self {
+        match p {
+            PrecisionArg::Exact => Self::Exact,
+            PrecisionArg::Fast => Self::Fast,
+        }
+    }
+}
+
+/// What an engine is opened with.
+#[derive(Debug, Clone)]
+pub(crate) struct EngineSettings {
+    pub(crate) options: EngineOptions,
+    /// Whether nobody asked for this context, so that a model made for less gets less.
+    pub(crate) context_may_shrink: bool,
+}
+
+impl EngineSettings {
+    pub(crate) fn resolve(a: &EngineArgs, s: &mut Settings) -> anyhow::Result<Self> {
+        let memory_bytes = s.pick(&MEMORY, a.memory)?;
+        let context = s.pick(&CONTEXT, a.context)?;
+        let precision = s.pick_or(&PRECISION, a.precision, PrecisionArg::Exact)?.into();
+        Ok(Self::new(memory_bytes, context, precision))
+    }
+
+    pub(crate) fn new(memory_bytes: Option<u64>, context: Option<u32>, precision: Precision) -> Self {
+        let mut options = EngineOptions { memory_bytes, precision, ..EngineOptions::default() };
+        options.context = context.unwrap_or(options.context);
+        Self { options, context_may_shrink: context.is_none() }
+    }
+}
+
+/// How tokens are chosen, where somebody said so.
+#[derive(Debug, Clone)]
+pub(crate) struct SamplingSettings {
+    max_tokens: usize,
+    temperature: Option<f64>,
+    top_k: Option<i64>,
+    top_p: Option<f64>,
+    min_p: Option<f64>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
+    repetition_penalty: Option<f64>,
+    stop: Vec<String>,
+    seed: i64,
+}
+
+impl SamplingSettings {
+    pub(crate) fn resolve(a: &SamplingArgs, max_tokens: usize, s: &mut Settings) -> anyhow::Result<Self> {
+        let seed = match s.find(&SEED, a.seed)?.unwrap_or((Seed::Fixed(0), Origin::Default)) {
+            (Seed::Fixed(seed), origin) => (seed, origin),
+            // Picked here, so that an answer that pleased can be had again.
+            (Seed::Random, origin) => (random_seed(), origin),
+        };
+        s.note(SEED.key, seed.0.to_string(), seed.1);
+        Ok(Self {
+            max_tokens: s.pick_or(&MAX_TOKENS, a.max_tokens, max_tokens)?,
+            temperature: s.pick(&TEMPERATURE, a.temperature)?,
+            top_k: s.pick(&TOP_K, a.top_k)?,
+            top_p: s.pick(&TOP_P, a.top_p)?,
+            min_p: s.pick(&MIN_P, a.min_p)?,
+            presence_penalty: s.pick(&PRESENCE_PENALTY, a.presence_penalty)?,
+            frequency_penalty: s.pick(&FREQUENCY_PENALTY, a.frequency_penalty)?,
+            repetition_penalty: s.pick(&REPETITION_PENALTY, a.repetition_penalty)?,
+            stop: s.list(&STOP, &a.stop)?,
+            seed: seed.0,
+        })
+    }
+
+    /// The options of an answer: what was said, over what the model's files say.
+    pub(crate) fn options(&self, defaults: &SamplingDefaults, thinking: bool) -> GenerateOptions {
+        let model = defaults.params(thinking);
+        let sampling = SamplingParams {
+            temperature: self.temperature.unwrap_or(model.temperature),
+            top_k: self.top_k.unwrap_or(model.top_k),
+            top_p: self.top_p.unwrap_or(model.top_p),
+            min_p: self.min_p.unwrap_or(model.min_p),
+            presence_penalty: self.presence_penalty.unwrap_or(model.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(model.frequency_penalty),
+            repetition_penalty: self.repetition_penalty.unwrap_or(model.repetition_penalty),
+            seed: Some(self.seed),
+            ..model
+        };
+        GenerateOptions {
+            max_tokens: self.max_tokens,
+            sampling,
+            stop: self.stop.clone(),
+            ..GenerateOptions::default()
+        }
+    }
+
+    /// Notes for --verbose what the model's files decided.
+    pub(crate) fn note_defaults(&self, defaults: &SamplingDefaults, thinking: bool, s: &mut Settings) {
+        let p = self.options(defaults, thinking).sampling;
+        let numbers: [(&Setting<f64>, f64); 6] = [
+            (&TEMPERATURE, p.temperature),
+            (&TOP_P, p.top_p),
+            (&MIN_P, p.min_p),
+            (&PRESENCE_PENALTY, p.presence_penalty),
+            (&FREQUENCY_PENALTY, p.frequency_penalty),
+            (&REPETITION_PENALTY, p.repetition_penalty),
+        ];
+        for (setting, value) in numbers {
+            s.note(setting.key, value.to_string(), Origin::Model);
+        }
+        s.note(TOP_K.key, p.top_k.to_string(), Origin::Model);
+    }
+}
+
+/// The standard library's hash keys are the one source of randomness at hand.
+fn random_seed() -> i64 {
+    (RandomState::new().build_hasher().finish() >> 1) as i64
+}

@@ -1,0 +1,48 @@
+//! `perplexity`, against the figure that transformers gives.
+
+use crate::common::{pip16, run_with_input, say, spinetail};
+
+/// The first document only: a debug build is slow. `docs/cli.md` has the whole.
+#[test]
+fn the_figure_of_transformers() {
+    let Some(pip) = pip16() else { return };
+    let text = pip.join("eval.txt");
+    let args = ["perplexity", pip.to_str().unwrap(), "--text", text.to_str().unwrap(), "--documents", "1"];
+    let object = say(args.iter().chain(&["--json"])).json();
+    assert_eq!(object["documents"], 1);
+    let (nats, tokens) = (object["nats_per_token"].as_f64().unwrap(), object["tokens"].as_u64().unwrap());
+    assert!((object["perplexity"].as_f64().unwrap() - nats.exp()).abs() < 1e-12);
+    assert_eq!(tokens, TOKENS);
+    assert!((nats - NATS).abs() < 1e-5, "{nats}");
+}
+
+/// The first document, by the build that gave transformers' 0.29489 for the whole.
+const TOKENS: u64 = 154;
+const NATS: f64 = 0.28530;
+
+/// Each document is alone: what comes before it makes no difference.
+#[test]
+fn documents_are_alone() {
+    let nats = |text: &str| {
+        let mut command = spinetail(["perplexity", "pip", "--text", "-", "--json"]);
+        let object = run_with_input(&mut command, text.as_bytes()).json();
+        let tokens = object["tokens"].as_f64().unwrap();
+        (tokens, tokens * object["nats_per_token"].as_f64().unwrap())
+    };
+    let (one, two) = (nats("The cat sat.<|endoftext|>"), nats("A dog ran to me."));
+    let both =
+        nats("The cat sat.<|endoftext|>A dog ran to me.\n<|endoftext|>".trim_end_matches("\n<|endoftext|>"));
+    assert_eq!(both.0, one.0 + two.0);
+    assert!((both.1 - one.1 - two.1).abs() < 1e-9, "{one:?} {two:?} {both:?}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    for text in ["", " \n", "a"] {
+        run_with_input(&mut spinetail(["perplexity", "pip", "--text", "-"]), text.as_bytes()).refused(1);
+    }
+    let long = "a b c d e f g h ".repeat(40);
+    let mut command = spinetail(["perplexity", "pip", "--text", "-", "--context", "100"]);
+    assert!(run_with_input(&mut command, long.as_bytes()).refused(1).contains("context of 100"));
+    say(["perplexity", "pip", "--text", "/dev/null", "--documents", "0"]).refused(2);
+}
