@@ -24,7 +24,7 @@ impl Limits {
     pub const CONTEXT: usize = 1 << 22;
     /// Bytes of a safetensors header (the format's own limit is 100 MB).
     pub const SAFETENSORS_HEADER_BYTES: u64 = 100_000_000;
-    /// Bytes of a JSON file that is read whole: configuration, index, manifest.
+    /// Bytes of a JSON file that is read whole: configuration, index, tokenizer.
     pub const JSON_BYTES: u64 = 64 << 20;
     /// Tensors of a checkpoint: 512 experts × 60 layers × 3 projections × 3 parts, and as much again.
     pub const TENSORS: usize = 1 << 20;

@@ -10,7 +10,7 @@ pub const SLAB_ALIGN: usize = 16 * 1024;
 
 /// Slab memory could not be had.
 #[derive(Debug, thiserror::Error)]
-#[error("no memory for {bytes} bytes of expert slots; give a smaller --memory, or close other programs")]
+#[error("no memory for {bytes} bytes of expert slots; lower the memory budget, or close other programs")]
 pub struct SlabError {
     /// Bytes asked for.
     pub bytes: usize,

@@ -69,7 +69,7 @@ pub struct TensorSpec {
 pub enum TensorError {
     /// A group would straddle rows.
     #[error(
-        "group size {group_size} does not divide the input dimension {columns}; choose another --group-size"
+        "group size {group_size} does not divide the input dimension {columns}; choose another group size"
     )]
     GroupDoesNotDivide {
         /// Weights per group.

@@ -63,8 +63,6 @@ impl Attention {
     ) {
         let AttentionConfig { heads, kv_heads, head_dim: d, .. } = self.config;
         let (q_width, kv_width, out_width) = (heads * 2 * d, kv_heads * d, heads * d);
-        // A step that failed may have left keys past the sequence's length.
-        kv.truncate(position * kv_width);
         let rows =
             q.chunks_exact_mut(q_width).zip(k.chunks_exact_mut(kv_width)).zip(v.chunks_exact(kv_width));
         for (i, ((q, k), v)) in rows.enumerate() {

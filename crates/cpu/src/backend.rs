@@ -25,11 +25,10 @@ struct Batch {
     x: Vec<f32>,
     /// `[rows, hidden]`: normed for the step at hand.
     h: Activations,
-    /// Projections of `h`, and what the mixer makes of them.
-    a: Vec<f32>,
-    b: Vec<f32>,
-    c: Vec<f32>,
-    d: Vec<f32>,
+    /// Projections of `h`: q, k, v of attention, or qkv, z, b, a of DeltaNet.
+    projected: [Vec<f32>; 4],
+    /// Logits of the shared expert's gate, `[rows]`; left by `route` for `shared_expert`.
+    shared_gate: Vec<f32>,
     mixed: Activations,
     out: Vec<f32>,
     logits: Vec<f32>,
@@ -78,9 +77,10 @@ impl CpuBackend {
         for row in rows {
             let Row { sequence, position, .. } = *row;
             let known = self.sequences.get(&sequence);
-            let Some(s) = known else {
-                return Err(BackendError::Position { sequence, length: 0, position });
-            };
+            let s = known.ok_or(BackendError::UnknownSequence { sequence })?;
+            if !s.is_whole(self.config.attention.kv_heads * self.config.attention.head_dim) {
+                return Err(BackendError::State { position });
+            }
             let length = lengths.entry(sequence).or_insert(s.length);
             if position != *length {
                 return Err(BackendError::Position { sequence, length: *length, position });
@@ -160,8 +160,8 @@ impl Backend for CpuBackend {
 
     fn set_hidden(&mut self, rows: &[Row], x: &[f32]) -> Result<(), BackendError> {
         if x.len() != rows.len() * self.config.hidden {
-            return Err(BackendError::Tensor {
-                name: "hidden".to_owned(),
+            return Err(BackendError::Shape {
+                what: "hidden",
                 expected: format!("[{}, {}]", rows.len(), self.config.hidden),
                 found: format!("{} values", x.len()),
             });
@@ -185,21 +185,23 @@ impl Backend for CpuBackend {
         };
         let (c, b, compute) = (self.config.attention, &mut self.batch, &self.compute);
         let n = b.rows.len();
+        let [q, k, v, _] = &mut b.projected;
         let products = [
-            Product::new(w.q_proj.operand(), n, &mut b.a),
-            Product::new(w.k_proj.operand(), n, &mut b.b),
-            Product::new(w.v_proj.operand(), n, &mut b.c),
+            Product::new(w.q_proj.operand(), n, q),
+            Product::new(w.k_proj.operand(), n, k),
+            Product::new(w.v_proj.operand(), n, v),
         ];
         compute.products(&mut b.h, &products);
-        let (q, kv, out) = (c.heads * 2 * c.head_dim, c.kv_heads * c.head_dim, c.heads * c.head_dim);
+        let (q_width, kv_width, out) =
+            (c.heads * 2 * c.head_dim, c.kv_heads * c.head_dim, c.heads * c.head_dim);
         let mixed = b.mixed.fill(n, out);
         for span in &b.spans {
-            let row = b.rows[span.start];
-            let Some(s) = self.sequences.get_mut(&row.sequence) else { continue };
+            let Row { sequence, position, .. } = b.rows[span.start];
+            let s = self.sequences.get_mut(&sequence).ok_or(BackendError::UnknownSequence { sequence })?;
             let at = |width: usize| span.start * width..span.end * width;
-            let (q, k, v) = (&mut b.a[at(q)], &mut b.b[at(kv)], &b.c[at(kv)]);
+            let (q, k, v) = (&mut q[at(q_width)], &mut k[at(kv_width)], &v[at(kv_width)]);
             let cache = &mut s.kv[lw.mixer_index];
-            self.attention.rows(compute, w, cache, row.position as usize, q, k, v, &mut mixed[at(out)]);
+            self.attention.rows(compute, w, cache, position as usize, q, k, v, &mut mixed[at(out)]);
         }
         compute.products(&mut b.mixed, &[Product::new(w.o_proj.operand(), n, &mut b.out)]);
         add(&mut b.x, &b.out);
@@ -215,23 +217,25 @@ impl Backend for CpuBackend {
         let (c, b, compute) = (self.config.delta, &mut self.batch, &self.compute);
         let n = b.rows.len();
         // β and the decay steer a state over thousands of tokens, and are few: never rounded.
+        let [qkv, z, beta, decay] = &mut b.projected;
         let products = [
-            Product::new(w.in_proj_qkv.operand(), n, &mut b.a),
-            Product::new(w.in_proj_z.operand(), n, &mut b.b),
-            Product::exact(w.in_proj_b.operand(), n, &mut b.c),
-            Product::exact(w.in_proj_a.operand(), n, &mut b.d),
+            Product::new(w.in_proj_qkv.operand(), n, qkv),
+            Product::new(w.in_proj_z.operand(), n, z),
+            Product::exact(w.in_proj_b.operand(), n, beta),
+            Product::exact(w.in_proj_a.operand(), n, decay),
         ];
         compute.products(&mut b.h, &products);
         let (channels, width, heads) = (c.conv_channels(), c.value_channels(), c.value_heads);
         let mixed = b.mixed.fill(n, width);
         for span in &b.spans {
-            let Some(s) = self.sequences.get_mut(&b.rows[span.start].sequence) else { continue };
+            let sequence = b.rows[span.start].sequence;
+            let s = self.sequences.get_mut(&sequence).ok_or(BackendError::UnknownSequence { sequence })?;
             let at = |width: usize| span.start * width..span.end * width;
             let inputs = DeltaInputs {
-                qkv: &b.a[at(channels)],
-                z: &b.b[at(width)],
-                b: &b.c[at(heads)],
-                a: &b.d[at(heads)],
+                qkv: &qkv[at(channels)],
+                z: &z[at(width)],
+                b: &beta[at(heads)],
+                a: &decay[at(heads)],
             };
             self.delta.rows(compute, w, &mut s.delta[lw.mixer_index], &inputs, &mut mixed[at(width)]);
         }
@@ -244,10 +248,9 @@ impl Backend for CpuBackend {
         self.norm_rows(layer, |w| &w.post_norm);
         let (b, w) = (&mut self.batch, &self.weights.layers[layer]);
         let n = b.rows.len();
-        // The shared expert's gate has the same inputs; it is read where that expert is computed.
         let products = [
             Product::exact(w.router.operand(), n, &mut b.logits),
-            Product::exact(w.shared_gate.operand(), n, &mut b.a),
+            Product::exact(w.shared_gate.operand(), n, &mut b.shared_gate),
         ];
         self.compute.products(&mut b.h, &products);
         let finite = choose(&self.compute.kernels, &self.config.moe, &mut b.logits, routing);
@@ -267,7 +270,7 @@ impl Backend for CpuBackend {
     fn shared_expert(&mut self, layer: usize) -> Result<(), BackendError> {
         let (w, b) = (&self.weights.layers[layer], &mut self.batch);
         let weights = [&w.shared[0], &w.shared[1], &w.shared[2]].map(|m| m.operand());
-        self.moe.shared(&self.compute, weights, &b.a, &mut b.h);
+        self.moe.shared(&self.compute, weights, &b.shared_gate, &mut b.h);
         Ok(())
     }
 
@@ -284,7 +287,14 @@ impl Backend for CpuBackend {
     }
 
     fn head(&mut self, rows: &[u32], logits: &mut [f32]) -> Result<(), BackendError> {
-        let (hidden, b) = (self.config.hidden, &mut self.batch);
+        let (hidden, vocab, b) = (self.config.hidden, self.config.vocab, &mut self.batch);
+        if logits.len() != rows.len() * vocab || rows.iter().any(|&r| r as usize >= b.rows.len()) {
+            return Err(BackendError::Shape {
+                what: "head",
+                expected: format!("rows below {} and {} logits", b.rows.len(), rows.len() * vocab),
+                found: format!("rows {rows:?} and {} logits", logits.len()),
+            });
+        }
         // Not `b.h`: the rows of the batch stay what they are.
         let h = b.mixed.fill(rows.len(), hidden);
         for (&row, h) in rows.iter().zip(h.chunks_exact_mut(hidden)) {
@@ -301,14 +311,16 @@ impl Backend for CpuBackend {
     }
 
     fn save_state(&mut self, sequence: SequenceId) -> Result<SavedState, BackendError> {
-        let known = self.sequences.get(&sequence).map(Sequence::save);
-        known.ok_or(BackendError::Position { sequence, length: 0, position: 0 })
+        let s = self.sequences.get(&sequence).ok_or(BackendError::UnknownSequence { sequence })?;
+        Ok(s.save(sequence))
     }
 
     fn restore_state(&mut self, sequence: SequenceId, state: &SavedState) -> Result<(), BackendError> {
         let kv_width = self.config.attention.kv_heads * self.config.attention.head_dim;
-        let s = self.sequences.get_mut(&sequence);
-        let s = s.ok_or(BackendError::Position { sequence, length: 0, position: state.position })?;
+        if state.sequence != sequence {
+            return Err(BackendError::State { position: state.position });
+        }
+        let s = self.sequences.get_mut(&sequence).ok_or(BackendError::UnknownSequence { sequence })?;
         s.restore(state, kv_width)
     }
 }

@@ -1,7 +1,9 @@
 //! What a sequence carries from token to token: keys and values, DeltaNet states, the convolution's last inputs.
 
+use std::sync::Arc;
+
 use spinetail_core::{LayerKind, ModelConfig};
-use spinetail_model::{BackendError, SavedState};
+use spinetail_model::{BackendError, SavedState, SequenceId};
 
 use crate::compute::Precision;
 use crate::kernels::{Kernels, KeyValues};
@@ -109,16 +111,26 @@ impl Sequence {
         })
     }
 
-    pub(crate) fn save(&self) -> SavedState {
+    pub(crate) fn save(&self, sequence: SequenceId) -> SavedState {
         let parts = self.delta.iter().flat_map(|d| [&d.s, &d.conv]);
-        SavedState { position: self.length, recurrent: parts.flatten().copied().collect() }
+        let recurrent: Vec<f32> = parts.flatten().copied().collect();
+        SavedState { sequence, position: self.length, recurrent: Arc::new(recurrent) }
+    }
+
+    /// Whether every attention layer has exactly the keys of the tokens so far. A step that failed half-way leaves
+    /// fewer in the later layers.
+    pub(crate) fn is_whole(&self, kv_width: usize) -> bool {
+        self.kv.iter().all(|kv| kv.len() == self.length as usize * kv_width)
     }
 
     pub(crate) fn restore(&mut self, state: &SavedState, kv_width: usize) -> Result<(), BackendError> {
         let wrong = BackendError::State { position: state.position };
         let kept = state.position as usize * kv_width;
         let total: usize = self.delta.iter().map(|d| d.s.len() + d.conv.len()).sum();
-        if state.position > self.length || state.recurrent.len() != total {
+        let Some(recurrent) = state.recurrent.downcast_ref::<Vec<f32>>() else {
+            return Err(wrong);
+        };
+        if state.position > self.length || recurrent.len() != total {
             return Err(wrong);
         }
         // A step that failed half-way may have left fewer keys in the later layers than in the first.
@@ -128,7 +140,7 @@ impl Sequence {
         let mut at = 0;
         for part in self.delta.iter_mut().flat_map(|d| [&mut d.s, &mut d.conv]) {
             let n = part.len();
-            part.copy_from_slice(&state.recurrent[at..at + n]);
+            part.copy_from_slice(&recurrent[at..at + n]);
             at += n;
         }
         self.kv.iter_mut().for_each(|kv| kv.truncate(kept));

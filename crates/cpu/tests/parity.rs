@@ -271,6 +271,55 @@ fn cpu_logits_agree_at_every_length_and_do_not_depend_on_how_they_were_run() {
     }
 }
 
+/// Two sequences in one batch, in every mixture, give what each gives alone.
+#[test]
+fn sequences_in_one_batch_do_not_see_each_other() {
+    for case in cases() {
+        let source: Arc<dyn ModelSource> = Arc::new(Checkpoint::open(&case).unwrap());
+        let mut run = Run::new(&source, 1000, 2);
+        let vocab = run.config.vocab;
+        let tokens: [Vec<u32>; 2] =
+            [(0..20).map(|i| i * 7 % 200).collect(), (0..20).map(|i| i * 11 % 190).collect()];
+        let alone = [0, 1].map(|s| run.logits(&tokens[s], &[20]));
+        let ids = [run.backend.create_sequence(64).unwrap(), run.backend.create_sequence(64).unwrap()];
+        let mut done = [0usize; 2];
+        // Rows of the first and of the second sequence in each batch.
+        for batch in [[1, 1], [5, 0], [2, 7], [0, 3], [12, 9]] {
+            let mut rows = Vec::new();
+            for s in 0..2 {
+                let row = |i: usize| Row { sequence: ids[s], position: i as u32, token: tokens[s][i] };
+                rows.extend((done[s]..done[s] + batch[s]).map(row));
+            }
+            step(&mut run.backend, &mut run.store, &run.config, &rows, &mut run.scratch, &mut |_, _| Ok(()))
+                .unwrap();
+            let mut logits = vec![0.0; rows.len() * vocab];
+            run.backend.head(&(0..rows.len() as u32).collect::<Vec<_>>(), &mut logits).unwrap();
+            let (first, second) = logits.split_at(batch[0] * vocab);
+            for (s, ours) in [first, second].into_iter().enumerate() {
+                assert!(
+                    ours == &alone[s][done[s] * vocab..][..ours.len()],
+                    "{}: sequence {s}",
+                    case.display()
+                );
+                done[s] += batch[s];
+            }
+        }
+        assert_eq!(done, [20, 20]);
+    }
+}
+
+/// The backend against the reference itself, on tokens that the fixtures do not have.
+#[test]
+fn the_cpu_backend_agrees_with_the_reference() {
+    for case in cases() {
+        let source: Arc<dyn ModelSource> = Arc::new(Checkpoint::open(&case).unwrap());
+        let tokens: Vec<u32> = (0..17).map(|i| (i * i * 31 + 5) % source.config().vocab as u32).collect();
+        let theirs = Reference::new(&*source).logits(&tokens).unwrap().concat();
+        let ours = Run::new(&source, 3, 1).logits(&tokens, &[17]);
+        assert_close(&ours, &theirs, 1e-4, &case.display().to_string());
+    }
+}
+
 #[test]
 fn a_saved_state_takes_a_sequence_back() {
     let case = cases().remove(0);

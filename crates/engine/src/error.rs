@@ -38,7 +38,7 @@ pub enum EngineError {
     },
     /// A context outside the model's.
     #[error(
-        "a context of {asked} tokens: expected 1 to {max}, the most that this model was made for; give another --context"
+        "a context of {asked} tokens: expected 1 to {max}, the most that this model was made for; choose another context"
     )]
     Context {
         /// Positions asked for.
@@ -60,9 +60,7 @@ pub enum EngineError {
     #[error("the prompt is empty: there is nothing to continue; give at least one token of text")]
     EmptyPrompt,
     /// A prompt past the context.
-    #[error(
-        "{tokens} tokens do not fit the context of {context}; shorten the prompt or give a larger --context"
-    )]
+    #[error("{tokens} tokens do not fit the context of {context}; shorten the prompt or raise the context")]
     PromptTooLong {
         /// Tokens of the prompt and of what came before it.
         tokens: usize,
@@ -89,7 +87,7 @@ fn budget_message(budget: u64, minimum: u64, p: &MemoryPlan) -> String {
     let mib = |b: u64| b.div_ceil(1 << 20);
     format!(
         "a memory budget of {} MiB is too small for this model: it needs at least {} MiB (dense weights {}, KV cache {}, \
-         states {}, scratch {}, process {}, one token's experts {}); give a larger --memory or a smaller --context",
+         states {}, scratch {}, process {}, one token's experts {}); raise the memory budget or lower the context",
         mib(budget),
         mib(minimum),
         mib(p.dense_bytes),

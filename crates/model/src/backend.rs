@@ -4,6 +4,9 @@
 //! dense weights, the activations of the current batch and the state of every sequence, wherever its memory is; the
 //! host sees token ids going in, expert ids coming out of [`Backend::route`], and logits at the end.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use spinetail_core::ReadError;
 use spinetail_store::Lease;
 
@@ -46,13 +49,21 @@ pub struct Routing {
     pub weights: Vec<f32>,
 }
 
-/// A sequence's recurrent state at some position; see [`Backend::save_state`].
-#[derive(Debug, Clone, PartialEq)]
+/// A sequence's recurrent state at some position; see [`Backend::save_state`]. Cloning is cheap.
+#[derive(Clone)]
 pub struct SavedState {
+    /// Whose state it is.
+    pub sequence: SequenceId,
     /// Tokens that the state has seen.
     pub position: u32,
-    /// The recurrent states of all DeltaNet layers, in the backend's own layout.
-    pub recurrent: Vec<f32>,
+    /// The states of all DeltaNet layers, in whatever form and memory the backend keeps them.
+    pub recurrent: Arc<dyn Any + Send + Sync>,
+}
+
+impl std::fmt::Debug for SavedState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SavedState({:?} at {})", self.sequence, self.position)
+    }
 }
 
 /// What a backend can refuse.
@@ -66,7 +77,7 @@ pub enum BackendError {
         reason: String,
     },
     /// Memory could not be had.
-    #[error("no memory for {bytes} bytes; give a smaller --context, or use a machine with more memory")]
+    #[error("no memory for {bytes} bytes; lower the context, or use a machine with more memory")]
     Memory {
         /// Bytes asked for.
         bytes: u64,
@@ -93,8 +104,24 @@ pub enum BackendError {
         /// Where it was noticed, such as `layer 3`.
         at: String,
     },
+    /// A sequence that was never made, or was dropped.
+    #[error("there is no sequence {}", sequence.0)]
+    UnknownSequence {
+        /// The sequence asked for.
+        sequence: SequenceId,
+    },
+    /// An argument whose size does not fit the batch.
+    #[error("{what}: expected {expected}, found {found}")]
+    Shape {
+        /// The argument.
+        what: &'static str,
+        /// Its size as the batch asks for it.
+        expected: String,
+        /// Its size.
+        found: String,
+    },
     /// A row does not continue its sequence.
-    #[error("sequence {sequence:?} has {length} tokens; a row at position {position} does not continue it")]
+    #[error("sequence {} has {length} tokens; a row at position {position} does not continue it", sequence.0)]
     Position {
         /// The sequence.
         sequence: SequenceId,
@@ -105,7 +132,7 @@ pub enum BackendError {
     },
     /// The sequence's context is full.
     #[error(
-        "the context of {capacity} tokens is full; start again with a larger --context or a shorter prompt"
+        "the context of {capacity} tokens is full; start again with a larger context or a shorter prompt"
     )]
     ContextFull {
         /// Positions the sequence was made for.

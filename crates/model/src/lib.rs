@@ -2,7 +2,7 @@
 //!
 //! [`step`] drives a [`Backend`] through the layers and a store through the experts they route to; it holds no
 //! tensor and no arithmetic. [`reference`] is the same model written for reading, slow and obvious, and is what
-//! backends are tested against. Text, sampling and files are other crates' business.
+//! backends are tested against, beside the published libraries' own figures. Text, sampling and files are other crates' business.
 
 mod backend;
 mod forward;

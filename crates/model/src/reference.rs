@@ -1,7 +1,7 @@
 //! The model written for reading: one token after another, one number after another, nothing fused or reused.
 //!
-//! Weights are dequantized to f32 when they are needed; products are summed in f64 and rounded once, so that this is
-//! closer to the exact result than any of the engines it is compared with. It is far too slow for anything but small
+//! Weights are dequantized to f32 when they are needed; the products of matrices and vectors are summed in f64 and rounded
+//! once, so that this is closer to the exact result than the engines it is compared with. It is far too slow for anything but small
 //! models, and is what backends are tested against.
 //!
 //! Sources of the formulas: `modeling_qwen3_next.py` and `modeling_qwen3_5_moe.py` in transformers, and "Gated Delta

@@ -1,6 +1,6 @@
 //! Slots: disjoint pieces of slabs, owned by the store and lent out as leases.
 //!
-//! The only unsafe code of the crate outside I/O: it turns a slab's address into slices, and relies on one fact, that
+//! The only unsafe code of the crate: it turns a slab's address into slices, and relies on one fact, that
 //! every slot was cut from its slab exactly once.
 #![allow(unsafe_code)]
 
@@ -61,8 +61,8 @@ pub struct Lease {
 #[derive(Clone)]
 pub(crate) enum Held {
     Slot(Arc<Slot>),
-    /// A pass-through buffer, used when every slot is leased.
-    Buffer(Arc<[u8]>),
+    /// A pass-through buffer, used when every slot is leased or there are none.
+    Buffer(Arc<Vec<u8>>),
 }
 
 impl Lease {

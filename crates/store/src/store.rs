@@ -1,6 +1,6 @@
 //! The store: which record lies in which slot, what is evicted, and reading what is missing.
 //!
-//! Bookkeeping is O(1) a record. Reads are made by the calling thread, one at a time.
+//! Bookkeeping is O(1) a record, but for a walk over slots that are leased at the time. Reads are made by the calling thread, one at a time.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use spinetail_core::{ExpertId, ReadError, RecordSource, SLAB_ALIGN, SlabError, S
 use crate::lru::Lru;
 use crate::slot::{Held, Lease, Slot};
 
-/// Slots lie at multiples of this: what a direct read of a whole record needs.
+/// Slots lie at multiples of this: the block of every drive known. (Slabs are aligned to more, for pages of 16 KiB.)
 const SLOT_ALIGN: usize = 4096;
 
 /// Slabs are about this large; the last one may be smaller.
@@ -66,7 +66,7 @@ pub struct StoreStats {
 
 struct Entry {
     slot: Arc<Slot>,
-    /// `None` after a failed read, until the slot is used again.
+    /// `None` after a failed read, until the slot is used again: it is then in `empty`.
     id: Option<ExpertId>,
 }
 
@@ -79,6 +79,8 @@ pub struct ExpertStore {
     /// Slots cut from a slab but never used yet.
     fresh: Vec<Slot>,
     entries: Vec<Entry>,
+    /// Entries that hold no record, to be used before any record gives way.
+    empty: Vec<u32>,
     lru: Lru,
     /// Entry of each record, by `layer · expert_count + expert`; `u32::MAX` when it is in none.
     table: Vec<u32>,
@@ -101,6 +103,7 @@ impl ExpertStore {
             max_slots: (options.budget_bytes / slot_bytes).min(records),
             fresh: Vec::new(),
             entries: Vec::new(),
+            empty: Vec::new(),
             lru: Lru::default(),
             table: vec![ABSENT; records],
             experts,
@@ -128,6 +131,7 @@ impl ExpertStore {
     /// Starts fetching `ids`, which are distinct. Leases come through [`Fetch::next`]: first the records that are in
     /// memory, in the order of `ids`, then the others as each is read.
     pub fn fetch<'s>(&'s mut self, ids: &'s [ExpertId]) -> Fetch<'s> {
+        debug_assert!((1..ids.len()).all(|i| !ids[..i].contains(&ids[i])), "ids are distinct: {ids:?}");
         Fetch { store: self, ids, next: 0, pass: Pass::Hits, missing: Vec::new() }
     }
 
@@ -160,7 +164,10 @@ impl ExpertStore {
         let read = timed_read(&*self.source, id, slot.bytes_mut(), &mut self.stats);
         // The slot's old record is gone whether or not the read succeeded.
         e.id = read.is_ok().then_some(id);
-        read?;
+        if let Err(e) = read {
+            self.empty.push(entry);
+            return Err(e);
+        }
         self.table[index] = entry;
         self.lru.touch(entry);
         Ok(Lease { id, held: Held::Slot(Arc::clone(&self.entries[entry as usize].slot)) })
@@ -169,6 +176,9 @@ impl ExpertStore {
     /// A slot that nobody leases: a new one while the budget lasts, else the least recently used. `None` when every
     /// slot is leased or there are none.
     fn vacate(&mut self) -> Result<Option<u32>, StoreError> {
+        if let Some(entry) = self.empty.pop() {
+            return Ok(Some(entry));
+        }
         if self.entries.len() < self.max_slots {
             if self.fresh.is_empty() {
                 self.grow()?;
@@ -195,6 +205,7 @@ impl ExpertStore {
         let slab = self.memory.allocate(bytes)?;
         self.fresh = Slot::cut(slab, self.slot_bytes);
         self.fresh.truncate(slots);
+        // Slots are taken from the end: the first one first, so that memory is touched in order.
         self.fresh.reverse();
         Ok(())
     }
@@ -202,7 +213,7 @@ impl ExpertStore {
     fn pass_through(&mut self, id: ExpertId) -> Result<Lease, StoreError> {
         let mut bytes = vec![0; self.slot_bytes];
         timed_read(&*self.source, id, &mut bytes, &mut self.stats)?;
-        Ok(Lease { id, held: Held::Buffer(bytes.into()) })
+        Ok(Lease { id, held: Held::Buffer(Arc::new(bytes)) })
     }
 }
 
