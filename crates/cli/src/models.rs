@@ -8,10 +8,15 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::bail;
 
-use crate::settings::Settings;
+use crate::settings::{Origin, Settings};
 
 /// The container of the shipped model, by its place beside the binary or in the source tree.
 const SHIPPED: &str = "models/pip.qpack";
+/// The sources of this crate; a release, which `scripts/release.sh` makes, does not look where it was built.
+const SOURCES: Option<&str> = match option_env!("SPINETAIL_RELEASE") {
+    Some(_) => None,
+    None => Some(env!("CARGO_MANIFEST_DIR")),
+};
 const SHIPPED_NAME: &str = "pip";
 const EXTENSION: &str = "qpack";
 
@@ -32,6 +37,12 @@ pub(crate) struct Entry {
 
 /// Finds the folder that `model` names.
 pub(crate) fn find(model: &Path, settings: &mut Settings) -> anyhow::Result<PathBuf> {
+    let path = look_up(model, settings)?;
+    settings.note("model", path.display().to_string(), Origin::Found);
+    Ok(path)
+}
+
+fn look_up(model: &Path, settings: &mut Settings) -> anyhow::Result<PathBuf> {
     let Some(name) = bare_name(model) else {
         if model.exists() {
             return Ok(model.to_owned());
@@ -158,7 +169,7 @@ fn shipped_places() -> Vec<PathBuf> {
             places.push(prefix.join("share/spinetail").join(SHIPPED));
         }
     }
-    places.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(SHIPPED));
+    places.extend(SOURCES.map(|folder| Path::new(folder).join("../..").join(SHIPPED)));
     places
 }
 

@@ -1,5 +1,6 @@
 //! What people see: errors, progress bars, and writing to a pipe that may close.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, StdoutLock, Write};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -26,6 +27,16 @@ pub(crate) fn error(e: &anyhow::Error) {
 /// Prints to standard error. Nobody is left to tell if that is closed.
 pub(crate) fn note(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Text of the model. On a terminal its control characters are shown as signs, not obeyed.
+pub(crate) fn printable(text: &str, terminal: bool) -> Cow<'_, str> {
+    let commands = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if terminal && text.contains(commands) {
+        Cow::Owned(text.replace(commands, "\u{FFFD}"))
+    } else {
+        Cow::Borrowed(text)
+    }
 }
 
 /// Whether the reader of our output has gone away.

@@ -1,6 +1,6 @@
 //! `spinetail generate`
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -78,7 +78,7 @@ pub(crate) fn run(a: &GenerateArgs, globals: &GlobalArgs) -> anyhow::Result<()> 
         prompt: prompt(a)?,
     };
     let path = models::find(&a.model, &mut settings)?;
-    let engine = super::open(&path, &engine_settings)?;
+    let engine = super::open(&path, &engine_settings, &mut settings)?;
     let defaults = engine.text()?;
     let thinking = plan.chat.as_ref().is_some_and(|c| c.thinking);
     plan.sampling.note_defaults(defaults.defaults(), thinking, &mut settings);
@@ -122,7 +122,7 @@ fn encode(engine: &Engine, prompt: String, chat: Option<Chat>) -> anyhow::Result
 fn answer(engine: &Engine, plan: Plan, options: &GenerateOptions, json: bool) -> anyhow::Result<Answer> {
     let (tokens, mark) = encode(engine, plan.prompt, plan.chat)?;
     let mut session = engine.session()?;
-    let mut out = output::out();
+    let (mut out, terminal) = (output::out(), io::stdout().is_terminal());
     let mut failed = None;
     let mut bar = Some(Bar::tokens("reading the prompt"));
     let answer = session.answer(&tokens, mark, options, &mut |event| match event {
@@ -134,7 +134,11 @@ fn answer(engine: &Engine, plan: Plan, options: &GenerateOptions, json: bool) ->
         }
         Event::Token { text, .. } => {
             bar = None;
-            if json { ControlFlow::Continue(()) } else { write_piece(&mut out, text, &mut failed) }
+            if json {
+                ControlFlow::Continue(())
+            } else {
+                write_piece(&mut out, &output::printable(text, terminal), &mut failed)
+            }
         }
         _ => ControlFlow::Continue(()),
     })?;

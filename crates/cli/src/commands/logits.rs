@@ -37,8 +37,9 @@ pub(crate) fn run(a: &LogitsArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let memory = settings.pick(&MEMORY, a.memory)?;
     let context = u32::try_from(a.tokens.len())?;
     let path = models::find(&a.model, &mut settings)?;
+    let asked = EngineSettings::new(memory, Some(context), a.precision.into());
+    let engine = super::open(&path, &asked, &mut settings)?;
     settings.print();
-    let engine = super::open(&path, &EngineSettings::new(memory, Some(context), a.precision.into()))?;
     let vocab = engine.config().vocab;
     if let Some(token) = a.tokens.iter().find(|&&t| t as usize >= vocab) {
         bail!("token {token} is outside the vocabulary of {vocab}; give ids from 0 to {}", vocab - 1);

@@ -20,7 +20,7 @@ use spinetail_engine::{Engine, EngineError};
 
 use crate::args::GlobalArgs;
 use crate::output::Bar;
-use crate::settings::EngineSettings;
+use crate::settings::{CONTEXT, EngineSettings, Origin, Settings};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -64,17 +64,20 @@ impl Command {
 }
 
 /// Opens the model at `path`, with a bar while weights are read.
-fn open(path: &Path, settings: &EngineSettings) -> anyhow::Result<Engine> {
-    let mut options = settings.options.clone();
+fn open(path: &Path, asked: &EngineSettings, settings: &mut Settings) -> anyhow::Result<Engine> {
+    let mut options = asked.options.clone();
     let bar = Bar::bytes("reading weights");
     let mut progress = |done, total| bar.set(done, total);
-    match Engine::open(path, &options, &mut progress) {
-        Err(EngineError::Context { max, .. }) if settings.context_may_shrink && max > 0 => {
+    let engine = match Engine::open(path, &options, &mut progress) {
+        Err(EngineError::Context { max, .. }) if asked.context_may_shrink && max > 0 => {
             options.context = u32::try_from(max)?;
-            Ok(Engine::open(path, &options, &mut progress)?)
+            Engine::open(path, &options, &mut progress)
         }
-        engine => Ok(engine?),
-    }
+        engine => engine,
+    };
+    drop(bar);
+    settings.note(CONTEXT.key, options.context.to_string(), Origin::Default);
+    Ok(engine?)
 }
 
 /// The template argument that turns thinking on or off.

@@ -45,8 +45,9 @@ pub(crate) fn run(a: &PerplexityArgs, globals: &GlobalArgs) -> anyhow::Result<()
     let context = settings.pick(&CONTEXT, a.context)?;
     let text = read_text(&a.text, "the text", MAX_TEXT_BYTES)?;
     let path = models::find(&a.model, &mut settings)?;
+    let asked = EngineSettings::new(memory, context, a.precision.into());
+    let engine = super::open(&path, &asked, &mut settings)?;
     settings.print();
-    let engine = super::open(&path, &EngineSettings::new(memory, context, a.precision.into()))?;
     let most = a.documents.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
     let bar = Bar::tokens("predicting");
     let result = perplexity(&engine, &text, most, &mut |p| bar.set(p.done as u64, p.total as u64))?;

@@ -31,6 +31,9 @@ pub(crate) struct EngineSettings {
 impl EngineSettings {
     pub(crate) fn resolve(a: &EngineArgs, s: &mut Settings) -> anyhow::Result<Self> {
         let memory_bytes = s.pick(&MEMORY, a.memory)?;
+        if memory_bytes.is_none() {
+            s.note(MEMORY.key, "no limit".to_owned(), Origin::Default);
+        }
         let context = s.pick(&CONTEXT, a.context)?;
         let precision = s.pick_or(&PRECISION, a.precision, PrecisionArg::Exact)?.into();
         Ok(Self::new(memory_bytes, context, precision))

@@ -44,6 +44,8 @@ pub(crate) enum Origin {
     Environment(String),
     File(usize),
     Model,
+    /// Looked up.
+    Found,
     Default,
 }
 
@@ -54,6 +56,7 @@ impl fmt::Display for Origin {
             Self::Environment(name) => write!(f, "environment, {name}"),
             Self::File(line) => write!(f, "configuration file, line {line}"),
             Self::Model => f.write_str("the model"),
+            Self::Found => f.write_str("found"),
             Self::Default => f.write_str("default"),
         }
     }

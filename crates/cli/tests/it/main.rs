@@ -1,5 +1,7 @@
 //! The real binary, driven as people and scripts drive it: standard output, standard error, exit status.
 
+#![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+
 mod chat;
 mod common;
 mod containers;

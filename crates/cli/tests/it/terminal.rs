@@ -159,7 +159,7 @@ fn a_conversation() {
     assert_eq!(users, [SPAIN, "And of France?", "One \ntwo", "three \\\nfour", "five\nsix"]);
 
     // After a reset nothing is left but the system message.
-    terminal.ask("/system Answer in one word.", "");
+    terminal.ask("/system Answer in one word.", "set; ");
     terminal.ask("/reset", "forgotten");
     let file = home.path().join("again.json");
     terminal.ask(&format!("/save {}", file.display()), "saved to");
@@ -180,12 +180,12 @@ fn thoughts_are_dimmed_and_folded() {
     let shown = terminal.ask(SPAIN, "The capital of Spain is Madrid.");
     let (thoughts, _) = shown.split_once("\x1b[0m").unwrap();
     assert!(thoughts.contains("\x1b[2mThe user asks"), "{shown:?}");
-    terminal.ask("/thoughts hide", "");
+    terminal.ask("/thoughts hide", "thoughts folded");
     let shown = terminal.ask(SPAIN, "The capital of Spain is Madrid.");
     assert!(shown.contains("thinking… 1 token") && shown.contains("\x1b[2mthought for "), "{shown:?}");
     assert!(!shown.contains("The user asks"), "{shown:?}");
     terminal.ask("/thoughts", "The user asks");
-    terminal.ask("/thinking off", "");
+    terminal.ask("/thinking off", "answers at once");
     let shown = terminal.ask(SPAIN, "Madrid");
     assert!(!shown.contains("\x1b[2m"), "{shown:?}");
     terminal.press("/exit\r");

@@ -10,7 +10,7 @@ use anyhow::anyhow;
 use spinetail_engine::text::{Content, Message, ReasoningSplitter};
 use spinetail_engine::{Answer, Engine, EngineError, Event, Session};
 
-use super::view::{Style, View, printable};
+use super::view::{Style, View};
 use crate::interrupt::Interrupt;
 use crate::output::{self, Bar};
 use crate::settings::SamplingSettings;
@@ -131,7 +131,7 @@ impl Conversation {
 
     /// The thoughts before the last answer, fit for a terminal.
     pub(super) fn last_thoughts(&self) -> Cow<'_, str> {
-        printable(&self.thoughts, self.style)
+        output::printable(&self.thoughts, self.style.terminal)
     }
 
     /// Forgets what was said; the system message stays.

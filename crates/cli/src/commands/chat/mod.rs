@@ -69,7 +69,7 @@ pub(crate) fn run(a: &ChatArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
         return Ok(());
     }
 
-    let engine = super::open(&path, &engine_settings)?;
+    let engine = super::open(&path, &engine_settings, &mut settings)?;
     sampling.note_defaults(engine.text()?.defaults(), thinking, &mut settings);
     settings.print();
     let mut conversation = Conversation::new(engine, sampling, style)?;

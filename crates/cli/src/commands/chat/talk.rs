@@ -68,19 +68,35 @@ fn obey(conversation: &mut Conversation, order: Order) -> anyhow::Result<()> {
             conversation.reset()?;
             output::note("forgotten\n");
         }
-        Order::System(Some(text)) => conversation.set_system(Some(text)),
+        Order::System(Some(text)) => {
+            conversation.set_system(Some(text));
+            output::note("set; the next question reads the conversation anew\n");
+        }
         Order::System(None) => match conversation.system() {
             Some(text) => output::note(&format!("{text}\n")),
             None => output::note("no system message\n"),
         },
-        Order::NoSystem => conversation.set_system(None),
+        Order::NoSystem => {
+            conversation.set_system(None);
+            output::note("removed; the next question reads the conversation anew\n");
+        }
         Order::Save(file) => {
             conversation.save(Path::new(&file))?;
             output::note(&format!("saved to {file}\n"));
         }
         Order::Stats => conversation.print_stats(),
-        Order::Thinking(switch) => conversation.thinking = switch == Switch::On,
-        Order::Thoughts(Some(shown)) => conversation.shows_thoughts = shown == Shown::Show,
+        Order::Thinking(switch) => {
+            conversation.thinking = switch == Switch::On;
+            output::note(if conversation.thinking { "it thinks first\n" } else { "it answers at once\n" });
+        }
+        Order::Thoughts(Some(shown)) => {
+            conversation.shows_thoughts = shown == Shown::Show;
+            output::note(if conversation.shows_thoughts {
+                "thoughts unfolded\n"
+            } else {
+                "thoughts folded\n"
+            });
+        }
         Order::Thoughts(None) => match &*conversation.last_thoughts() {
             "" => output::note("no thoughts\n"),
             thoughts => output::note(&format!("{thoughts}\n")),

@@ -2,10 +2,11 @@
 //!
 //! Must not let the model's text command the terminal.
 
-use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 
 use spinetail_engine::text::Split;
+
+use crate::output::printable;
 
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
@@ -142,17 +143,7 @@ impl<'o> View<'o> {
     }
 
     fn text(&mut self, text: &str) -> io::Result<()> {
-        self.out.write_all(printable(text, self.style).as_bytes())
-    }
-}
-
-/// Text of the model. On a terminal its control characters are shown as signs, not obeyed.
-pub(super) fn printable(text: &str, style: Style) -> Cow<'_, str> {
-    let commands = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
-    if style.terminal && text.contains(commands) {
-        Cow::Owned(text.replace(commands, "\u{FFFD}"))
-    } else {
-        Cow::Borrowed(text)
+        self.out.write_all(printable(text, self.style.terminal).as_bytes())
     }
 }
 
