@@ -21,6 +21,12 @@ mod tests;
 mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86_avx2;
+#[cfg(target_arch = "x86_64")]
+mod x86_avx512;
+#[cfg(target_arch = "x86_64")]
+mod x86_avx512vnni;
+#[cfg(target_arch = "x86_64")]
+mod x86_avxvnni;
 
 use std::ops::Range;
 

@@ -44,6 +44,12 @@ impl Table {
             Isa::Scalar => Some(&SCALAR),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Some(&super::x86_avx2::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Some(&super::x86_avxvnni::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Some(&super::x86_avx512::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Some(&super::x86_avx512vnni::TABLE),
             _ => None,
         }
     }
@@ -149,3 +155,26 @@ macro_rules! table {
     }};
 }
 pub(super) use table;
+
+/// The [`Table`] of an instruction set that extends that of `$base` by integer products.
+macro_rules! table_with {
+    ($isa:expr, $features:literal, $dot:ty, $base:expr) => {{
+        use std::ops::Range;
+
+        use spinetail_core::Affine;
+
+        use crate::kernels::activations::Coded;
+        use crate::kernels::generic::fast;
+        use crate::kernels::operands::{SharedOut, Weights};
+        use crate::kernels::table::{Table, entries};
+        use crate::kernels::vector::Dot;
+
+        entries! { $features;
+            fast = fast::fast::<$dot>,
+                (w: &Weights<'_>, a: Affine, rows: Range<usize>, x: &Coded, n: usize, out: &SharedOut<'_>);
+        }
+
+        Table { isa: $isa, orders: &<$dot as Dot>::ORDERS, fast, ..$base }
+    }};
+}
+pub(super) use table_with;

@@ -13,7 +13,7 @@ use super::scales::Scales;
 use super::tiles::{Tile, run};
 use crate::kernels::activations::{BLOCK, CHUNK, Coded, WIDE_SHIFT, width_index};
 use crate::kernels::operands::{SharedOut, Weights};
-use crate::kernels::vector::{Dot, Eight, Vector, prefetch};
+use crate::kernels::vector::{Dot, Eight, prefetch};
 
 /// `out[n, rows] ≈ x · Wᵀ` for a range of rows.
 ///
@@ -79,8 +79,6 @@ struct Input {
     sums: *const f32,
 }
 
-type FloatsOf<D> = <<D as Dot>::V as Vector>::Eight;
-
 impl<D: Dot, const BITS: usize, const GROUP: usize> Tile for Product<'_, D, BITS, GROUP> {
     type Input = Input;
 
@@ -105,7 +103,7 @@ impl<D: Dot, const BITS: usize, const GROUP: usize> Tile for Product<'_, D, BITS
             // SAFETY: a chunk of codes is read from a slice that has it, or from the copy that does; the inputs have
             // activations, scales and sums for whole chunks.
             unsafe {
-                let mut sums = [FloatsOf::<D>::splat(0.0); N];
+                let mut sums = [D::Floats::splat(0.0); N];
                 for first in (0..groups).step_by(CHUNK) {
                     let count = CHUNK.min(groups - first);
                     let rest = &row_codes[first * group_bytes..];
@@ -120,11 +118,11 @@ impl<D: Dot, const BITS: usize, const GROUP: usize> Tile for Product<'_, D, BITS
                         lines[n] = x[n].codes.add(first * GROUP / BLOCK * line_bytes);
                     }
                     let dots = Chunk::<D, BITS, GROUP, N> { codes, lines, d: PhantomData }.sums();
-                    let (scales, biases) = self.scales.eight::<FloatsOf<D>>(row, first, count);
+                    let (scales, biases) = self.scales.eight::<D::Floats>(row, first, count);
                     for n in 0..N {
-                        let scales = scales.mul(FloatsOf::<D>::load(x[n].scales.add(first)));
+                        let scales = scales.mul(D::Floats::load(x[n].scales.add(first)));
                         let sum = dots[n].fma(scales, sums[n]);
-                        sums[n] = biases.fma(FloatsOf::<D>::load(x[n].sums.add(first)), sum);
+                        sums[n] = biases.fma(D::Floats::load(x[n].sums.add(first)), sum);
                     }
                 }
                 for n in 0..N {
@@ -149,10 +147,10 @@ impl<D: Dot, const BITS: usize, const GROUP: usize, const N: usize> Chunk<D, BIT
     /// # Safety
     /// The pointers are valid for eight groups.
     #[inline(always)]
-    unsafe fn sums(&self) -> [FloatsOf<D>; N] {
+    unsafe fn sums(&self) -> [D::Floats; N] {
         // SAFETY: as the caller promises.
         unsafe {
-            let mut out = [FloatsOf::<D>::splat(0.0); N];
+            let mut out = [D::Floats::splat(0.0); N];
             if GROUP == BLOCK / 2 {
                 let (a, b) = (self.joined(0), self.joined(2));
                 for n in 0..N {
@@ -166,7 +164,7 @@ impl<D: Dot, const BITS: usize, const GROUP: usize, const N: usize> Chunk<D, BIT
             }
             if D::ORDERS[width_index(BITS)].wide {
                 for out in &mut out {
-                    *out = out.mul(FloatsOf::<D>::splat(1.0 / (1 << WIDE_SHIFT) as f32));
+                    *out = out.mul(D::Floats::splat(1.0 / (1 << WIDE_SHIFT) as f32));
                 }
             }
             out
