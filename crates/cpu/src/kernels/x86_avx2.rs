@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
-use super::table::{Table, table};
+use super::table::{Table, fast, table};
 use super::vector::{Dot, Eight, Vector};
 
 /// Sixteen f32 in two registers.
@@ -400,4 +400,5 @@ impl Windows {
 }
 
 /// The kernels of AVX2.
-pub(super) const TABLE: Table = table!(super::Isa::Avx2, "avx2,fma,f16c", F32x16, Dot256);
+pub(super) const TABLE: Table =
+    table!(super::Isa::Avx2, "avx2,fma,f16c", F32x16, &Dot256::ORDERS, fast!("avx2,fma,f16c", Dot256));

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::table::{Table, table};
 use super::vector::{Eight, Vector};
-use super::x86_avx2::{Dot256, shifts, words};
+use super::x86_avx2::{self, shifts, words};
 
 /// Sixteen f32 in one register.
 #[derive(Clone, Copy)]
@@ -116,5 +116,10 @@ impl Vector for Wide {
 }
 
 /// The kernels of AVX-512.
-pub(super) const TABLE: Table =
-    table!(super::Isa::Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", Wide, Dot256);
+pub(super) const TABLE: Table = table!(
+    super::Isa::Avx512,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
+    Wide,
+    x86_avx2::TABLE.orders,
+    x86_avx2::TABLE.fast
+);

@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
-use super::table::{Table, table_with};
+use super::table::{Table, fast};
 use super::vector::Dot;
 use super::x86_avx512;
 
@@ -97,9 +97,9 @@ impl Cut {
 }
 
 /// The kernels of AVX-512 with VNNI and VBMI.
-pub(super) const TABLE: Table = table_with!(
-    super::Isa::Avx512Vnni,
-    "avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
-    Dot512,
-    x86_avx512::TABLE
-);
+pub(super) const TABLE: Table = Table {
+    isa: super::Isa::Avx512Vnni,
+    orders: &Dot512::ORDERS,
+    fast: fast!("avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", Dot512),
+    ..x86_avx512::TABLE
+};

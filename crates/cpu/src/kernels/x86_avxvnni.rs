@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
-use super::table::{Table, table_with};
+use super::table::{Table, fast};
 use super::vector::Dot;
 use super::x86_avx2::{self, Dot256, ORDER_2, ORDER_4, load_pair, planes, windows};
 
@@ -73,5 +73,9 @@ impl Dot for DotVnni {
 }
 
 /// The kernels of AVX-VNNI.
-pub(super) const TABLE: Table =
-    table_with!(super::Isa::AvxVnni, "avxvnni,avx2,fma,f16c", DotVnni, x86_avx2::TABLE);
+pub(super) const TABLE: Table = Table {
+    isa: super::Isa::AvxVnni,
+    orders: &DotVnni::ORDERS,
+    fast: fast!("avxvnni,avx2,fma,f16c", DotVnni),
+    ..x86_avx2::TABLE
+};

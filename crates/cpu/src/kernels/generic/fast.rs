@@ -17,35 +17,13 @@ use crate::kernels::vector::{Dot, Eight, prefetch};
 
 /// `out[n, rows] ≈ x · Wᵀ` for a range of rows.
 ///
+/// Group 64 is what models are published with: only its kernels take several inputs at a time.
+///
 /// # Safety
-/// The processor has the instruction set of `D`; `rows` lie within `w`, which is of format `a`, `x` are codes made for
-/// `n` rows of `w`'s columns in the order of `D`, `out` has room.
+/// The processor has the instruction set of `D`; `rows` lie within `w`, which is of format `a` and of width `BITS`; `x`
+/// are codes made for `n` rows of `w`'s columns in the order of `D`; `out` has room.
 #[inline(always)]
-pub(in crate::kernels) unsafe fn fast<D: Dot>(
-    w: &Weights<'_>,
-    a: Affine,
-    rows: Range<usize>,
-    x: &Coded,
-    n: usize,
-    out: &SharedOut<'_>,
-) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        match a.bits {
-            2 => width::<D, 2>(w, a, rows, x, n, out),
-            3 => width::<D, 3>(w, a, rows, x, n, out),
-            4 => width::<D, 4>(w, a, rows, x, n, out),
-            5 => width::<D, 5>(w, a, rows, x, n, out),
-            6 => width::<D, 6>(w, a, rows, x, n, out),
-            _ => width::<D, 8>(w, a, rows, x, n, out),
-        }
-    }
-}
-
-/// # Safety
-/// As [`fast`]; the width of `a` is `BITS`.
-#[inline(always)]
-unsafe fn width<D: Dot, const BITS: usize>(
+pub(in crate::kernels) unsafe fn fast<D: Dot, const BITS: usize>(
     w: &Weights<'_>,
     a: Affine,
     rows: Range<usize>,
@@ -57,9 +35,9 @@ unsafe fn width<D: Dot, const BITS: usize>(
     // SAFETY: as the caller promises.
     unsafe {
         match a.group_size {
-            32 => run::<_, 1, 1>(&Product::<D, BITS, 32> { w, scales, x, d: PhantomData }, rows, n, out),
-            64 => run::<_, 1, 1>(&Product::<D, BITS, 64> { w, scales, x, d: PhantomData }, rows, n, out),
-            _ => run::<_, 1, 1>(&Product::<D, BITS, 128> { w, scales, x, d: PhantomData }, rows, n, out),
+            32 => run::<_, 1, false>(&Product::<D, BITS, 32> { w, scales, x, d: PhantomData }, rows, n, out),
+            64 => run::<_, 1, true>(&Product::<D, BITS, 64> { w, scales, x, d: PhantomData }, rows, n, out),
+            _ => run::<_, 1, false>(&Product::<D, BITS, 128> { w, scales, x, d: PhantomData }, rows, n, out),
         }
     }
 }
