@@ -90,7 +90,7 @@ impl Kernels {
         check(w, &rows, x.rows(), out);
         // SAFETY: as in `exact`; `coded` has checked that the codes are in these kernels' order.
         unsafe {
-            (self.0.fast[width_index(a.bits.into())])(w, a, rows, x.coded(self.isa(), a), x.rows(), out)
+            (self.0.fast[width_index(a.bits.into())])(w, a, rows, x.coded(self.isa(), a), x.rows(), out);
         }
     }
 
