@@ -21,12 +21,19 @@ mod tests;
 mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86_avx2;
+#[cfg(target_arch = "x86_64")]
+mod x86_avx512;
+#[cfg(target_arch = "x86_64")]
+mod x86_avx512vnni;
+#[cfg(target_arch = "x86_64")]
+mod x86_avxvnni;
 
 use std::ops::Range;
 
 use spinetail_core::Format;
 
 pub use activations::Activations;
+use activations::width_index;
 pub use attention::{Attended, KeyValues};
 pub use isa::{Isa, UnknownIsa};
 pub use operands::{SharedOut, Weights};
@@ -61,7 +68,12 @@ impl Kernels {
         assert!(x.len().is_multiple_of(w.columns()), "{} is no multiple of {}", x.len(), w.columns());
         check(w, &rows, x.len() / w.columns(), out);
         // SAFETY: the table is that of an available instruction set, and the operands were checked.
-        unsafe { (self.0.exact)(w, rows, x, out) }
+        unsafe {
+            match w.format() {
+                Format::Plain(dtype) => (self.0.plain)(w, dtype, rows, x, out),
+                Format::Affine(a) => (self.0.exact[width_index(a.bits.into())])(w, a, rows, x, out),
+            }
+        }
     }
 
     /// `out[n, rows] ≈ x · Wᵀ` for a range of rows, with activations in 8 bits against affine weights and as
@@ -77,11 +89,13 @@ impl Kernels {
         };
         check(w, &rows, x.rows(), out);
         // SAFETY: as in `exact`; `coded` has checked that the codes are in these kernels' order.
-        unsafe { (self.0.fast)(w, a, rows, x.coded(self.isa(), a), x.rows(), out) }
+        unsafe {
+            (self.0.fast[width_index(a.bits.into())])(w, a, rows, x.coded(self.isa(), a), x.rows(), out);
+        }
     }
 
     fn order(&self, bits: u8) -> &'static activations::Order {
-        &self.0.orders[activations::width_index(usize::from(bits))]
+        &self.0.orders[width_index(bits.into())]
     }
 
     fn quantize(&self, x: &[f32], group: usize, codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {

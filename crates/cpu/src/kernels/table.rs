@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use spinetail_core::Affine;
+use spinetail_core::{Affine, BITS, DType};
 
 use super::activations::{Coded, Order};
 use super::attention::Attended;
@@ -11,15 +11,26 @@ use super::generic::delta::DeltaStep;
 use super::operands::{SharedOut, Weights};
 use super::{Isa, scalar};
 
+/// Products of affine weights with f32 activations.
+pub(super) type Exact = unsafe fn(&Weights<'_>, Affine, Range<usize>, &[f32], &SharedOut<'_>);
+
+/// Products of plain weights.
+pub(super) type Plain = unsafe fn(&Weights<'_>, DType, Range<usize>, &[f32], &SharedOut<'_>);
+
+/// Products of affine weights with 8-bit activations.
+pub(super) type Fast = unsafe fn(&Weights<'_>, Affine, Range<usize>, &Coded, usize, &SharedOut<'_>);
+
 /// The entry points of an instruction set. Each must be called on a processor that has it, with operands that fit as
 /// the safe methods of `Kernels` check.
 #[derive(Clone, Copy)]
 #[allow(clippy::type_complexity, reason = "a kernel's operands are what they are")]
 pub(super) struct Table {
     pub(super) isa: Isa,
-    pub(super) orders: &'static [Order; 6],
-    pub(super) exact: unsafe fn(&Weights<'_>, Range<usize>, &[f32], &SharedOut<'_>),
-    pub(super) fast: unsafe fn(&Weights<'_>, Affine, Range<usize>, &Coded, usize, &SharedOut<'_>),
+    /// The order of activations for `fast`, by width, as the two below.
+    pub(super) orders: &'static [Order; BITS.len()],
+    pub(super) fast: [Fast; BITS.len()],
+    pub(super) exact: [Exact; BITS.len()],
+    pub(super) plain: Plain,
     pub(super) quantize: unsafe fn(&[f32], usize, &mut [i8], &mut [f32], &mut [f32]),
     pub(super) dot: unsafe fn(&[f32], &[f32]) -> f32,
     pub(super) rms_norm: unsafe fn(&mut [f32], &[f32], f32),
@@ -44,6 +55,12 @@ impl Table {
             Isa::Scalar => Some(&SCALAR),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Some(&super::x86_avx2::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Some(&super::x86_avxvnni::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Some(&super::x86_avx512::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Some(&super::x86_avx512vnni::TABLE),
             _ => None,
         }
     }
@@ -53,8 +70,9 @@ impl Table {
 pub(super) static SCALAR: Table = Table {
     isa: Isa::Scalar,
     orders: &scalar::ORDERS,
-    exact: scalar::exact,
-    fast: scalar::fast,
+    fast: [scalar::fast; 6],
+    exact: [scalar::exact; 6],
+    plain: scalar::plain,
     quantize: scalar::quantize,
     dot: scalar::dot,
     rms_norm: scalar::rms_norm,
@@ -89,24 +107,52 @@ macro_rules! entries {
 }
 pub(super) use entries;
 
-/// The [`Table`] of an instruction set.
-macro_rules! table {
-    ($isa:expr, $features:literal, $vector:ty, $dot:ty) => {{
+/// The entry points of [`Fast`], by width.
+macro_rules! fast {
+    ($features:literal, $dot:ty) => {{
         use std::ops::Range;
 
         use spinetail_core::Affine;
 
         use crate::kernels::activations::Coded;
-        use crate::kernels::attention::Attended;
-        use crate::kernels::generic::{attention, delta, elementwise, exact, fast, quantize, reduce};
+        use crate::kernels::generic::fast::fast;
         use crate::kernels::operands::{SharedOut, Weights};
-        use crate::kernels::table::{Table, entries};
-        use crate::kernels::vector::Dot;
+        use crate::kernels::table::{Fast, entries};
 
         entries! { $features;
-            exact = exact::exact::<$vector>, (w: &Weights<'_>, rows: Range<usize>, x: &[f32], out: &SharedOut<'_>);
-            fast = fast::fast::<$dot>,
-                (w: &Weights<'_>, a: Affine, rows: Range<usize>, x: &Coded, n: usize, out: &SharedOut<'_>);
+            w2 = fast::<$dot, 2>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &Coded, n: usize, out: &SharedOut<'_>);
+            w3 = fast::<$dot, 3>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &Coded, n: usize, out: &SharedOut<'_>);
+            w4 = fast::<$dot, 4>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &Coded, n: usize, out: &SharedOut<'_>);
+            w5 = fast::<$dot, 5>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &Coded, n: usize, out: &SharedOut<'_>);
+            w6 = fast::<$dot, 6>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &Coded, n: usize, out: &SharedOut<'_>);
+            w8 = fast::<$dot, 8>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &Coded, n: usize, out: &SharedOut<'_>);
+        }
+        let all: [Fast; 6] = [w2, w3, w4, w5, w6, w8];
+        all
+    }};
+}
+pub(super) use fast;
+
+/// The [`Table`] of an instruction set.
+macro_rules! table {
+    ($isa:expr, $features:literal, $vector:ty, $orders:expr, $fast:expr) => {{
+        use std::ops::Range;
+
+        use spinetail_core::{Affine, DType};
+
+        use crate::kernels::attention::Attended;
+        use crate::kernels::generic::{attention, delta, elementwise, exact, quantize, reduce};
+        use crate::kernels::operands::{SharedOut, Weights};
+        use crate::kernels::table::{Table, entries};
+
+        entries! { $features;
+            w2 = exact::affine::<$vector, 2>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &[f32], out: &SharedOut<'_>);
+            w3 = exact::affine::<$vector, 3>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &[f32], out: &SharedOut<'_>);
+            w4 = exact::affine::<$vector, 4>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &[f32], out: &SharedOut<'_>);
+            w5 = exact::affine::<$vector, 5>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &[f32], out: &SharedOut<'_>);
+            w6 = exact::affine::<$vector, 6>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &[f32], out: &SharedOut<'_>);
+            w8 = exact::affine::<$vector, 8>, (w: &Weights<'_>, a: Affine, r: Range<usize>, x: &[f32], out: &SharedOut<'_>);
+            plain = exact::plain::<$vector>, (w: &Weights<'_>, t: DType, r: Range<usize>, x: &[f32], out: &SharedOut<'_>);
             quantize = quantize::quantize::<$vector>,
                 (x: &[f32], group: usize, codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]);
             dot = reduce::dot::<$vector>, (a: &[f32], b: &[f32]) -> f32;
@@ -127,9 +173,10 @@ macro_rules! table {
 
         Table {
             isa: $isa,
-            orders: &<$dot as Dot>::ORDERS,
-            exact,
-            fast,
+            orders: $orders,
+            fast: $fast,
+            exact: [w2, w3, w4, w5, w6, w8],
+            plain,
             quantize,
             dot,
             rms_norm,

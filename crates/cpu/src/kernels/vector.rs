@@ -181,8 +181,8 @@ pub(super) trait Eight: Copy {
 /// # Safety
 /// As [`Vector`].
 pub(super) trait Dot {
-    /// The floats of the same instruction set.
-    type V: Vector;
+    /// What sums of eight groups come out as.
+    type Floats: Eight;
     /// Integer sums on their way.
     type Partial: Copy;
 
@@ -202,9 +202,9 @@ pub(super) trait Dot {
     /// Second step: of two results of [`Dot::join`].
     unsafe fn join_joined(a: Self::Partial, b: Self::Partial) -> Self::Partial;
     /// The sums of eight groups of whole blocks, from two results of [`Dot::join_joined`].
-    unsafe fn whole_sums(a: Self::Partial, b: Self::Partial) -> <Self::V as Vector>::Eight;
+    unsafe fn whole_sums(a: Self::Partial, b: Self::Partial) -> Self::Floats;
     /// The sums of eight groups of half blocks, from two results of [`Dot::join`].
-    unsafe fn half_sums(a: Self::Partial, b: Self::Partial) -> <Self::V as Vector>::Eight;
+    unsafe fn half_sums(a: Self::Partial, b: Self::Partial) -> Self::Floats;
 }
 
 /// Bytes ahead of those at hand that products ask for.

@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
-use super::table::{Table, table};
+use super::table::{Table, fast, table};
 use super::vector::{Dot, Eight, Vector};
 
 /// Sixteen f32 in two registers.
@@ -147,27 +147,51 @@ unsafe fn larger_magnitude(a: __m256, b: __m256) -> __m256 {
 /// # Safety
 /// As [`Vector::codes`].
 #[inline(always)]
-pub(super) unsafe fn codes<const BITS: usize>(unit: *const u8, at: usize) -> __m256i {
-    // The words that the lower and the upper four codes lie in whole, and the first bit of code 0 in either.
-    let (low, high, bit) = match BITS {
-        2 => (at / 2 * 4, at / 2 * 4, at % 2 * 16),
-        // The last word of a unit would pass its end.
-        3 => ((3 * at).min(8), (3 * at).min(8), if at == 3 { 8 } else { 0 }),
-        4 => (4 * at, 4 * at, 0),
-        5 => (5 * at, 5 * at + 1, 0),
-        6 => (6 * at, 6 * at + 2, 0),
-        _ => return _mm256_cvtepu8_epi32(_mm_loadl_epi64(unit.add(8 * at).cast())),
-    };
-    let (b, s) = (BITS as i32, bit as i32);
-    let h = s - 8 * (high - low) as i32;
-    let words = if low == high {
+unsafe fn codes<const BITS: usize>(unit: *const u8, at: usize) -> __m256i {
+    if BITS == 8 {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(unit.add(8 * at).cast()));
+    }
+    let shifts = _mm256_loadu_si256(shifts::<BITS>(at).as_ptr().cast());
+    _mm256_and_si256(_mm256_srlv_epi32(words::<BITS>(unit, at), shifts), _mm256_set1_epi32((1 << BITS) - 1))
+}
+
+/// For each of codes `8 · at..8 · at + 8`, 32 bits that it lies in.
+///
+/// # Safety
+/// As [`Vector::codes`].
+#[inline(always)]
+pub(super) unsafe fn words<const BITS: usize>(unit: *const u8, at: usize) -> __m256i {
+    let (low, high, _) = places::<BITS>(at);
+    if low == high {
         _mm256_set1_epi32(dword(unit, low))
     } else {
         _mm256_set_m128i(_mm_set1_epi32(dword(unit, high)), _mm_set1_epi32(dword(unit, low)))
-    };
-    let shifts =
-        _mm256_setr_epi32(s, s + b, s + 2 * b, s + 3 * b, h + 4 * b, h + 5 * b, h + 6 * b, h + 7 * b);
-    _mm256_and_si256(_mm256_srlv_epi32(words, shifts), _mm256_set1_epi32((1 << BITS) - 1))
+    }
+}
+
+/// Where each code begins within its word.
+pub(super) const fn shifts<const BITS: usize>(at: usize) -> [i32; 8] {
+    let (low, high, first) = places::<BITS>(at);
+    let mut shifts = [0; 8];
+    let mut i = 0;
+    while i < 8 {
+        let word = if i < 4 { low } else { high };
+        shifts[i] = (first + i * BITS + 8 * low - 8 * word) as i32;
+        i += 1;
+    }
+    shifts
+}
+
+/// The offsets of the words in which the first and the last four of eight codes lie whole, and the bit of the first
+/// word at which the first code begins.
+const fn places<const BITS: usize>(at: usize) -> (usize, usize, usize) {
+    match BITS {
+        2 => (at / 2 * 4, at / 2 * 4, at % 2 * 16),
+        // The last word would pass the end of the unit.
+        3 if at == 3 => (8, 8, 8),
+        3 | 4 => (BITS * at, BITS * at, 0),
+        _ => (BITS * at, BITS * at + BITS - 4, 0),
+    }
 }
 
 /// Four bytes at an offset.
@@ -227,7 +251,7 @@ pub(super) const ORDER_2: Order = Order::narrow(&[0, 1, 32, 33, 2, 3, 34, 35], 4
 pub(super) const ORDER_4: Order = Order::narrow(&[0, 32, 1, 33], 2);
 
 impl Dot for Dot256 {
-    type V = F32x16;
+    type Floats = __m256;
     type Partial = __m256i;
 
     const ORDERS: [Order; 6] =
@@ -333,7 +357,7 @@ pub(super) unsafe fn windows<const BITS: usize>(codes: *const u8) -> [__m256i; 4
 /// # Safety
 /// As [`Dot::block`]; the bytes lie within the block.
 #[inline(always)]
-unsafe fn load_pair(codes: *const u8, [low, high]: [usize; 2]) -> __m256i {
+pub(super) unsafe fn load_pair(codes: *const u8, [low, high]: [usize; 2]) -> __m256i {
     let low = _mm_loadu_si128(codes.add(low).cast());
     _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), _mm_loadu_si128(codes.add(high).cast()))
 }
@@ -376,4 +400,5 @@ impl Windows {
 }
 
 /// The kernels of AVX2.
-pub(super) const TABLE: Table = table!(super::Isa::Avx2, "avx2,fma,f16c", F32x16, Dot256);
+pub(super) const TABLE: Table =
+    table!(super::Isa::Avx2, "avx2,fma,f16c", F32x16, &Dot256::ORDERS, fast!("avx2,fma,f16c", Dot256));

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use spinetail_core::{Affine, DType, Format};
+use spinetail_core::{Affine, DType};
 
 use super::scales::Scales;
 use super::tiles::{Tile, run};
@@ -15,37 +15,30 @@ use crate::kernels::activations::CHUNK;
 use crate::kernels::operands::{SharedOut, Weights};
 use crate::kernels::vector::{DTYPES, LANES, Vector, prefetch};
 
-/// `out[n, rows] = x · Wᵀ` for a range of rows.
+/// `out[n, rows] = x · Wᵀ` for a range of rows of affine weights.
 ///
 /// # Safety
-/// The processor has the instruction set of `V`; `rows` lie within `w`, `x` is `[n, columns]`, `out` has room.
+/// The processor has the instruction set of `V`; `rows` lie within `w`, which is of format `a` and of width `BITS`; `x`
+/// is `[n, columns]`, `out` has room.
 #[inline(always)]
-pub(in crate::kernels) unsafe fn exact<V: Vector>(
+pub(in crate::kernels) unsafe fn affine<V: Vector, const BITS: usize>(
     w: &Weights<'_>,
+    a: Affine,
     rows: Range<usize>,
     x: &[f32],
     out: &SharedOut<'_>,
 ) {
+    let tile = Coded::<V, BITS> { w, a, scales: Scales::new(w, a), x, v: PhantomData };
     // SAFETY: as the caller promises.
-    unsafe {
-        match w.format {
-            Format::Plain(dtype) => plain::<V>(w, dtype, rows, x, out),
-            Format::Affine(a) => match a.bits {
-                2 => affine::<V, 2>(w, a, rows, x, out),
-                3 => affine::<V, 3>(w, a, rows, x, out),
-                4 => affine::<V, 4>(w, a, rows, x, out),
-                5 => affine::<V, 5>(w, a, rows, x, out),
-                6 => affine::<V, 6>(w, a, rows, x, out),
-                _ => affine::<V, 8>(w, a, rows, x, out),
-            },
-        }
-    }
+    unsafe { run::<_, 4, true>(&tile, rows, x.len() / w.columns, out) }
 }
 
+/// `out[n, rows] = x · Wᵀ` for a range of rows of plain weights.
+///
 /// # Safety
-/// As [`exact`].
+/// As [`affine`], for weights of type `dtype`.
 #[inline(always)]
-unsafe fn plain<V: Vector>(
+pub(in crate::kernels) unsafe fn plain<V: Vector>(
     w: &Weights<'_>,
     dtype: DType,
     rows: Range<usize>,
@@ -56,26 +49,11 @@ unsafe fn plain<V: Vector>(
     // SAFETY: as the caller promises.
     unsafe {
         match dtype {
-            DType::F32 => run::<_, 4, 2>(&Plain::<V, 0> { w, x, v: PhantomData }, rows, n, out),
-            DType::F16 => run::<_, 4, 2>(&Plain::<V, 1> { w, x, v: PhantomData }, rows, n, out),
-            DType::Bf16 => run::<_, 4, 2>(&Plain::<V, 2> { w, x, v: PhantomData }, rows, n, out),
+            DType::F32 => run::<_, 4, true>(&Plain::<V, 0> { w, x, v: PhantomData }, rows, n, out),
+            DType::F16 => run::<_, 4, true>(&Plain::<V, 1> { w, x, v: PhantomData }, rows, n, out),
+            DType::Bf16 => run::<_, 4, true>(&Plain::<V, 2> { w, x, v: PhantomData }, rows, n, out),
         }
     }
-}
-
-/// # Safety
-/// As [`exact`]; `a` is the format of `w` and has width `BITS`.
-#[inline(always)]
-unsafe fn affine<V: Vector, const BITS: usize>(
-    w: &Weights<'_>,
-    a: Affine,
-    rows: Range<usize>,
-    x: &[f32],
-    out: &SharedOut<'_>,
-) {
-    let tile = Coded::<V, BITS> { w, a, scales: Scales::new(w, a), x, v: PhantomData };
-    // SAFETY: as the caller promises.
-    unsafe { run::<_, 4, 2>(&tile, rows, x.len() / w.columns, out) }
 }
 
 /// Plain weights, of type `DTYPES[DTYPE]`.

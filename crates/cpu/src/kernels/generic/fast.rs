@@ -13,39 +13,17 @@ use super::scales::Scales;
 use super::tiles::{Tile, run};
 use crate::kernels::activations::{BLOCK, CHUNK, Coded, WIDE_SHIFT, width_index};
 use crate::kernels::operands::{SharedOut, Weights};
-use crate::kernels::vector::{Dot, Eight, Vector, prefetch};
+use crate::kernels::vector::{Dot, Eight, prefetch};
 
 /// `out[n, rows] ≈ x · Wᵀ` for a range of rows.
 ///
+/// Group 64 is what models are published with: only its kernels take several inputs at a time.
+///
 /// # Safety
-/// The processor has the instruction set of `D`; `rows` lie within `w`, which is of format `a`, `x` are codes made for
-/// `n` rows of `w`'s columns in the order of `D`, `out` has room.
+/// The processor has the instruction set of `D`; `rows` lie within `w`, which is of format `a` and of width `BITS`; `x`
+/// are codes made for `n` rows of `w`'s columns in the order of `D`; `out` has room.
 #[inline(always)]
-pub(in crate::kernels) unsafe fn fast<D: Dot>(
-    w: &Weights<'_>,
-    a: Affine,
-    rows: Range<usize>,
-    x: &Coded,
-    n: usize,
-    out: &SharedOut<'_>,
-) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        match a.bits {
-            2 => width::<D, 2>(w, a, rows, x, n, out),
-            3 => width::<D, 3>(w, a, rows, x, n, out),
-            4 => width::<D, 4>(w, a, rows, x, n, out),
-            5 => width::<D, 5>(w, a, rows, x, n, out),
-            6 => width::<D, 6>(w, a, rows, x, n, out),
-            _ => width::<D, 8>(w, a, rows, x, n, out),
-        }
-    }
-}
-
-/// # Safety
-/// As [`fast`]; the width of `a` is `BITS`.
-#[inline(always)]
-unsafe fn width<D: Dot, const BITS: usize>(
+pub(in crate::kernels) unsafe fn fast<D: Dot, const BITS: usize>(
     w: &Weights<'_>,
     a: Affine,
     rows: Range<usize>,
@@ -57,9 +35,9 @@ unsafe fn width<D: Dot, const BITS: usize>(
     // SAFETY: as the caller promises.
     unsafe {
         match a.group_size {
-            32 => run::<_, 1, 1>(&Product::<D, BITS, 32> { w, scales, x, d: PhantomData }, rows, n, out),
-            64 => run::<_, 1, 1>(&Product::<D, BITS, 64> { w, scales, x, d: PhantomData }, rows, n, out),
-            _ => run::<_, 1, 1>(&Product::<D, BITS, 128> { w, scales, x, d: PhantomData }, rows, n, out),
+            32 => run::<_, 1, false>(&Product::<D, BITS, 32> { w, scales, x, d: PhantomData }, rows, n, out),
+            64 => run::<_, 1, true>(&Product::<D, BITS, 64> { w, scales, x, d: PhantomData }, rows, n, out),
+            _ => run::<_, 1, false>(&Product::<D, BITS, 128> { w, scales, x, d: PhantomData }, rows, n, out),
         }
     }
 }
@@ -78,8 +56,6 @@ struct Input {
     scales: *const f32,
     sums: *const f32,
 }
-
-type FloatsOf<D> = <<D as Dot>::V as Vector>::Eight;
 
 impl<D: Dot, const BITS: usize, const GROUP: usize> Tile for Product<'_, D, BITS, GROUP> {
     type Input = Input;
@@ -105,7 +81,7 @@ impl<D: Dot, const BITS: usize, const GROUP: usize> Tile for Product<'_, D, BITS
             // SAFETY: a chunk of codes is read from a slice that has it, or from the copy that does; the inputs have
             // activations, scales and sums for whole chunks.
             unsafe {
-                let mut sums = [FloatsOf::<D>::splat(0.0); N];
+                let mut sums = [D::Floats::splat(0.0); N];
                 for first in (0..groups).step_by(CHUNK) {
                     let count = CHUNK.min(groups - first);
                     let rest = &row_codes[first * group_bytes..];
@@ -120,11 +96,11 @@ impl<D: Dot, const BITS: usize, const GROUP: usize> Tile for Product<'_, D, BITS
                         lines[n] = x[n].codes.add(first * GROUP / BLOCK * line_bytes);
                     }
                     let dots = Chunk::<D, BITS, GROUP, N> { codes, lines, d: PhantomData }.sums();
-                    let (scales, biases) = self.scales.eight::<FloatsOf<D>>(row, first, count);
+                    let (scales, biases) = self.scales.eight::<D::Floats>(row, first, count);
                     for n in 0..N {
-                        let scales = scales.mul(FloatsOf::<D>::load(x[n].scales.add(first)));
+                        let scales = scales.mul(D::Floats::load(x[n].scales.add(first)));
                         let sum = dots[n].fma(scales, sums[n]);
-                        sums[n] = biases.fma(FloatsOf::<D>::load(x[n].sums.add(first)), sum);
+                        sums[n] = biases.fma(D::Floats::load(x[n].sums.add(first)), sum);
                     }
                 }
                 for n in 0..N {
@@ -149,10 +125,10 @@ impl<D: Dot, const BITS: usize, const GROUP: usize, const N: usize> Chunk<D, BIT
     /// # Safety
     /// The pointers are valid for eight groups.
     #[inline(always)]
-    unsafe fn sums(&self) -> [FloatsOf<D>; N] {
+    unsafe fn sums(&self) -> [D::Floats; N] {
         // SAFETY: as the caller promises.
         unsafe {
-            let mut out = [FloatsOf::<D>::splat(0.0); N];
+            let mut out = [D::Floats::splat(0.0); N];
             if GROUP == BLOCK / 2 {
                 let (a, b) = (self.joined(0), self.joined(2));
                 for n in 0..N {
@@ -166,7 +142,7 @@ impl<D: Dot, const BITS: usize, const GROUP: usize, const N: usize> Chunk<D, BIT
             }
             if D::ORDERS[width_index(BITS)].wide {
                 for out in &mut out {
-                    *out = out.mul(FloatsOf::<D>::splat(1.0 / (1 << WIDE_SHIFT) as f32));
+                    *out = out.mul(D::Floats::splat(1.0 / (1 << WIDE_SHIFT) as f32));
                 }
             }
             out

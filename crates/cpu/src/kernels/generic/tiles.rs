@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::kernels::operands::SharedOut;
 
-/// Rows whose weights stay in the first-level cache while a large batch passes by.
+/// Rows whose weights stay in the first-level cache while a batch passes by.
 const PANEL: usize = 16;
 
 /// A product of which tiles can be computed.
@@ -20,12 +20,12 @@ pub(super) trait Tile {
     unsafe fn tile<const R: usize, const N: usize>(&self, row: usize, x: [Self::Input; N]) -> [[f32; N]; R];
 }
 
-/// All products of `rows` with `n` input rows, in tiles of `R1` rows by one input, `R2` by two and one by four.
+/// All products of `rows` with `n` input rows, in tiles of `R` rows by one input, and one by two or four if `BATCH`.
 ///
 /// # Safety
 /// As [`Tile::tile`], for all of `rows` and inputs below `n`.
 #[inline(always)]
-pub(super) unsafe fn run<T: Tile, const R1: usize, const R2: usize>(
+pub(super) unsafe fn run<T: Tile, const R: usize, const BATCH: bool>(
     t: &T,
     rows: Range<usize>,
     n: usize,
@@ -33,20 +33,21 @@ pub(super) unsafe fn run<T: Tile, const R1: usize, const R2: usize>(
 ) {
     let mut start = rows.start;
     while start < rows.end {
-        let end = if n > 4 { rows.end.min(start + PANEL) } else { rows.end };
+        let end = if n > 1 { rows.end.min(start + PANEL) } else { rows.end };
         let mut i = 0;
         // SAFETY: as the caller promises.
         unsafe {
-            while n - i >= 4 {
+            while BATCH && n - i >= 4 {
                 panel::<T, 1, 4>(t, start..end, i, out);
                 i += 4;
             }
-            if n - i >= 2 {
-                panel::<T, R2, 2>(t, start..end, i, out);
+            if BATCH && n - i >= 2 {
+                panel::<T, 1, 2>(t, start..end, i, out);
                 i += 2;
             }
-            if n > i {
-                panel::<T, R1, 1>(t, start..end, i, out);
+            while n > i {
+                panel::<T, R, 1>(t, start..end, i, out);
+                i += 1;
             }
         }
         start = end;

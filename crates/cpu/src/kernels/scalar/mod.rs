@@ -4,7 +4,7 @@ mod functions;
 
 use std::ops::Range;
 
-use spinetail_core::{Affine, Format, unpack_group, widen};
+use spinetail_core::{Affine, DType, Format, unpack_group, widen};
 
 pub(super) use functions::*;
 
@@ -58,7 +58,15 @@ fn widen_row(w: &Weights<'_>, row: usize) -> Vec<f32> {
     out
 }
 
-pub(super) fn exact(w: &Weights<'_>, rows: Range<usize>, x: &[f32], out: &SharedOut<'_>) {
+pub(super) fn exact(w: &Weights<'_>, _: Affine, rows: Range<usize>, x: &[f32], out: &SharedOut<'_>) {
+    products(w, rows, x, out);
+}
+
+pub(super) fn plain(w: &Weights<'_>, _: DType, rows: Range<usize>, x: &[f32], out: &SharedOut<'_>) {
+    products(w, rows, x, out);
+}
+
+fn products(w: &Weights<'_>, rows: Range<usize>, x: &[f32], out: &SharedOut<'_>) {
     for row in rows {
         let weights = widen_row(w, row);
         for (i, x) in x.chunks_exact(w.columns).enumerate() {
