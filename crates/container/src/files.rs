@@ -54,7 +54,7 @@ pub fn pread_exact(file: &File, path: &Path, offset: u64, out: &mut [u8]) -> Res
 }
 
 /// Writes all of `bytes` at `offset`.
-pub(crate) fn pwrite_all(
+pub fn pwrite_all(
     file: &File,
     path: &Path,
     mut offset: u64,
