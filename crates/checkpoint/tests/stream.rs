@@ -135,7 +135,12 @@ fn every_form_streams_to_what_repacking_makes_of_it() {
         (next, HF_NEXT, 3, quantize(3)),
         (next, bf16(HF_NEXT), 4, quantize(16)),
         (moe, bf16(HF_35), 2, quantize(4)),
-        (moe, Form { dtype: DType::F16, ..HF_35 }, 5, RepackOptions { record_alignment: 4096, ..quantize(8) }),
+        (
+            moe,
+            Form { dtype: DType::F16, ..HF_35 },
+            5,
+            RepackOptions { record_alignment: 4096, ..quantize(8) },
+        ),
         (moe, bf16(Form { experts: Experts::Unfused, ..HF_35 }), 3, quantize(2)),
         (next, Form { bits: Some((4, 32)), ..bf16(MLX_NEXT) }, 2, keep),
         (moe, Form { bits: Some((3, 32)), ..bf16(MLX_35) }, 3, keep),
@@ -208,7 +213,10 @@ fn a_weight_that_no_code_stands_for_is_named() {
     let o = RepackOptions { group_size: Some(32), ..Default::default() };
     let (repack, _) = StreamRepack::open(&dir.path().join("o"), remote.plan(o).unwrap(), &[]).unwrap();
     let e = repack.write(0, 0, &remote.files[0].1).unwrap_err().to_string();
-    assert!(["layers.2.mlp.experts.1.up_proj", "NaN", "row 1, column 36"].iter().all(|s| e.contains(s)), "{e}");
+    assert!(
+        ["layers.2.mlp.experts.1.up_proj", "NaN", "row 1, column 36"].iter().all(|s| e.contains(s)),
+        "{e}"
+    );
 }
 
 #[test]

@@ -82,7 +82,11 @@ pub(crate) fn create_file(path: &Path, bytes: u64) -> Result<File, ContainerErro
     Ok(file)
 }
 
-pub(crate) fn refused(what: impl Into<String>, expected: impl Into<String>, found: impl Into<String>) -> ContainerError {
+pub(crate) fn refused(
+    what: impl Into<String>,
+    expected: impl Into<String>,
+    found: impl Into<String>,
+) -> ContainerError {
     ContainerError::Write { what: what.into(), expected: expected.into(), found: found.into() }
 }
 
@@ -285,11 +289,7 @@ impl Writer {
 }
 
 /// The entry of one more small file.
-pub(crate) fn small_file(
-    manifest: &Manifest,
-    name: &str,
-    bytes: &[u8],
-) -> Result<FileEntry, ContainerError> {
+pub(crate) fn small_file(manifest: &Manifest, name: &str, bytes: &[u8]) -> Result<FileEntry, ContainerError> {
     check_file_name(name)?;
     let files = &manifest.files;
     if files.iter().any(|f| f.path.eq_ignore_ascii_case(name)) {

@@ -62,13 +62,18 @@ fn main() -> ExitCode {
     let result = pull(&request, &settings, &mut |event| {
         match event {
             Event::Note(note) => eprintln!("{note}"),
-            Event::Progress(p) if p.stage != Stage::Listing && shown.elapsed() > Duration::from_millis(500) => {
+            Event::Progress(p)
+                if p.stage != Stage::Listing && shown.elapsed() > Duration::from_millis(500) =>
+            {
                 shown = Instant::now();
                 let mb = |b: f64| b / 1e6;
                 let (done, total) = (mb(p.done_bytes as f64), mb(p.total_bytes as f64));
                 let left = p.seconds_left.unwrap_or(0.0);
                 let stage = p.stage;
-                eprintln!("{stage:?} {done:.1} of {total:.1} MB, {:.1} MB/s, {left:.0} s left", mb(p.bytes_per_second));
+                eprintln!(
+                    "{stage:?} {done:.1} of {total:.1} MB, {:.1} MB/s, {left:.0} s left",
+                    mb(p.bytes_per_second)
+                );
             }
             _ => {}
         }

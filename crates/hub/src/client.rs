@@ -282,7 +282,8 @@ impl Client {
     ) -> Fault {
         let seconds = text(response.headers(), "retry-after").and_then(|s| s.trim().parse::<u64>().ok());
         let wait = seconds.map(Duration::from_secs);
-        let said = text(response.headers(), "x-error-message").or_else(|| text(response.headers(), "x-error-code"));
+        let said =
+            text(response.headers(), "x-error-message").or_else(|| text(response.headers(), "x-error-code"));
         let meaning = said.unwrap_or_else(|| explanation(response));
         let shown = url.shown();
         match status {
@@ -375,11 +376,7 @@ fn bounded(url: &Url, answer: &mut Answer, limit: u64) -> Result<Vec<u8>, Fault>
     }
 }
 
-fn answer(
-    url: &Url,
-    response: ureq::http::Response<ureq::Body>,
-    linked: Linked,
-) -> Result<Answer, Fault> {
+fn answer(url: &Url, response: ureq::http::Response<ureq::Body>, linked: Linked) -> Result<Answer, Fault> {
     let headers = response.headers();
     let encoding = text(headers, "content-encoding").unwrap_or_default();
     if !matches!(encoding.as_str(), "" | "identity") {

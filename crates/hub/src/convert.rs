@@ -72,7 +72,8 @@ pub(crate) fn fetch(
         },
         options,
     )?;
-    let jobs: Vec<Job> = shards.into_iter().enumerate().map(|(i, f)| job(listing, f, plan.fingerprint(i))).collect();
+    let jobs: Vec<Job> =
+        shards.into_iter().enumerate().map(|(i, f)| job(listing, f, plan.fingerprint(i))).collect();
     let (mut repack, opened) = StreamRepack::open(output, plan, &[JOURNAL])?;
     if opened == Opened::Replaced {
         let note = "what an earlier run left was made from another state of the source, or with other options: starting over";
@@ -190,7 +191,9 @@ fn header(client: &Client, listing: &Listing, file: &RemoteFile) -> Result<Shard
     sniff(&file.path, &start)?;
     let bytes = match (file.bytes, found) {
         (Some(expected), Some(found)) if expected != found => {
-            return Err(HubError::Length { file: file.path.clone(), expected, found: found.to_string() }.into());
+            return Err(
+                HubError::Length { file: file.path.clone(), expected, found: found.to_string() }.into()
+            );
         }
         (listed, found) => listed.or(found),
     };

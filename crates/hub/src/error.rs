@@ -68,7 +68,9 @@ pub enum HubError {
         url: String,
     },
     /// The server asks for a longer wait than one wants to sit through.
-    #[error("{url}: too many requests (429); the server asks to wait {seconds} s. What has arrived is kept: run the same command again then")]
+    #[error(
+        "{url}: too many requests (429); the server asks to wait {seconds} s. What has arrived is kept: run the same command again then"
+    )]
     RateLimited {
         /// What was asked for.
         url: String,
@@ -114,7 +116,9 @@ pub enum HubError {
         fix: &'static str,
     },
     /// A file is longer or shorter than its listing says.
-    #[error("{file}: expected {expected} bytes, found {found}; the source contradicts itself, tell whoever runs it")]
+    #[error(
+        "{file}: expected {expected} bytes, found {found}; the source contradicts itself, tell whoever runs it"
+    )]
     Length {
         /// The file.
         file: String,
@@ -124,7 +128,9 @@ pub enum HubError {
         found: String,
     },
     /// A file is not what its listing says, twice.
-    #[error("{file}: expected SHA-256 {expected}, found {found}, twice; the source is damaged or tampered with, tell whoever runs it")]
+    #[error(
+        "{file}: expected SHA-256 {expected}, found {found}, twice; the source is damaged or tampered with, tell whoever runs it"
+    )]
     Hash {
         /// The file.
         file: String,
@@ -134,7 +140,9 @@ pub enum HubError {
         found: String,
     },
     /// The source kept changing.
-    #[error("the source changed while it was being read, {rounds} times; the last: {why}. Nothing was published; run again later, or name a commit as the revision")]
+    #[error(
+        "the source changed while it was being read, {rounds} times; the last: {why}. Nothing was published; run again later, or name a commit as the revision"
+    )]
     Changed {
         /// How often.
         rounds: u32,

@@ -62,12 +62,8 @@ pub(crate) enum Content {
 impl Listing {
     /// The file of that path, if there may be one.
     pub(crate) fn file(&self, path: &str) -> Option<RemoteFile> {
-        let unlisted = || RemoteFile {
-            path: path.to_owned(),
-            url: self.base.file(path),
-            bytes: None,
-            sha256: None,
-        };
+        let unlisted =
+            || RemoteFile { path: path.to_owned(), url: self.base.file(path), bytes: None, sha256: None };
         self.files.get(path).cloned().or_else(|| (!self.complete).then(unlisted))
     }
 
@@ -105,7 +101,9 @@ impl Listing {
                 (false, _) => "neither".to_owned(),
                 (true, n) => format!("neither among its {n} files"),
             };
-            return Err(self.not_a_model("a manifest.json, or a config.json with safetensors files", found).into());
+            return Err(self
+                .not_a_model("a manifest.json, or a config.json with safetensors files", found)
+                .into());
         };
         self.checkpoint(client, config, stop)
     }
@@ -121,14 +119,17 @@ impl Listing {
         wanted.insert(MANIFEST.to_owned(), (Some(manifest.len() as u64), None, false));
         if kind == Kind::V2 {
             let m = Manifest::parse(&label, manifest)?;
-            let sizes = m.expected_sizes().into_iter().map(|(path, bytes)| (path, (Some(bytes), None, false)));
+            let sizes =
+                m.expected_sizes().into_iter().map(|(path, bytes)| (path, (Some(bytes), None, false)));
             wanted.extend(sizes);
             for f in m.files {
                 wanted.insert(f.path, (Some(f.bytes), Some(f.sha256), false));
             }
         } else {
             let Some(layout) = self.small(client, LAYOUT, Limits::JSON_BYTES, stop)? else {
-                return Err(self.not_a_model(LAYOUT, "a manifest.json of version 1 without it".to_owned()).into());
+                return Err(self
+                    .not_a_model(LAYOUT, "a manifest.json of version 1 without it".to_owned())
+                    .into());
             };
             for (path, bytes, optional) in v1::wanted_files(&label, manifest, &layout)? {
                 wanted.insert(path, (bytes, None, optional));
@@ -150,7 +151,9 @@ impl Listing {
                 }
                 None if optional => {}
                 None => {
-                    return Err(self.not_a_model("every file its manifest.json needs", format!("no {path}")).into());
+                    return Err(self
+                        .not_a_model("every file its manifest.json needs", format!("no {path}"))
+                        .into());
                 }
             }
         }
@@ -162,7 +165,8 @@ impl Listing {
         let listed: Option<Vec<String>> = self.complete.then(|| self.files.keys().cloned().collect());
         let names = stream::shard_names(Path::new(&self.name), index.as_deref(), listed.as_deref())?;
         let shards = names.iter().map(|name| {
-            self.file(name).ok_or_else(|| self.not_a_model("every file its index names", format!("no {name}")))
+            self.file(name)
+                .ok_or_else(|| self.not_a_model("every file its index names", format!("no {name}")))
         });
         let shards = shards.collect::<Result<_, _>>()?;
         Ok(Content::Checkpoint { config, index, shards })
@@ -239,7 +243,8 @@ pub(crate) fn is_safe_path(path: &str) -> bool {
             && s.len() <= 255
             && !s.starts_with('.')
             && !s.ends_with(['.', ' '])
-            && s.chars().all(|c| !c.is_control() && !matches!(c, '\\' | ':' | '*' | '?' | '"' | '<' | '>' | '|'))
+            && s.chars()
+                .all(|c| !c.is_control() && !matches!(c, '\\' | ':' | '*' | '?' | '"' | '<' | '>' | '|'))
     };
     path.len() <= 1024 && path.split('/').count() <= 16 && path.split('/').all(plain)
 }
@@ -269,7 +274,8 @@ mod tests {
         for path in ["a", "a/b.bin", "packed_experts/layer_00.bin", "with space.txt"] {
             assert!(is_safe_path(path), "{path}");
         }
-        for path in ["", "/a", "a//b", "../a", "a/..", "a/./b", "a\\b", "C:a", ".hidden", "a\0b", "a/", "a."] {
+        for path in ["", "/a", "a//b", "../a", "a/..", "a/./b", "a\\b", "C:a", ".hidden", "a\0b", "a/", "a."]
+        {
             assert!(!is_safe_path(path), "{path}");
         }
         assert!(!is_safe_path(&"a/".repeat(20)));

@@ -88,7 +88,9 @@ fn recognise(path: &Path) -> Option<ModelKind> {
         Ok(Some(Kind::V1)) => return Some(ModelKind::ContainerV1),
         Ok(Some(_)) => return Some(ModelKind::Container),
         // Ours, though this build cannot read it.
-        Err(ContainerError::Version { .. } | ContainerError::Feature { .. }) => return Some(ModelKind::Container),
+        Err(ContainerError::Version { .. } | ContainerError::Feature { .. }) => {
+            return Some(ModelKind::Container);
+        }
         _ => {}
     }
     let has_weights = || {
@@ -111,7 +113,8 @@ pub fn remove_model(folder: &Path, name: &str) -> Result<u64, HubError> {
         return Err(refuse(Path::new(name), "a name of the models folder is needed, not a path"));
     }
     let all = list_models(folder)?;
-    let found: Vec<&ModelEntry> = all.iter().filter(|m| m.name == name || m.path == folder.join(name)).collect();
+    let found: Vec<&ModelEntry> =
+        all.iter().filter(|m| m.name == name || m.path == folder.join(name)).collect();
     if found.is_empty() {
         let path = folder.join(name);
         let why = match std::fs::symlink_metadata(&path) {
@@ -149,11 +152,11 @@ pub fn remove_model(folder: &Path, name: &str) -> Result<u64, HubError> {
 fn hold(folder: &Path, name: &str) -> Result<std::fs::File, HubError> {
     let path = folder.join(format!("{name}{PARTIAL}"));
     let lock = path.join(LOCK);
-    let file = std::fs::OpenOptions::new().write(true).open(&lock).map_err(|e| HubError::io("open", &lock, e))?;
+    let file =
+        std::fs::OpenOptions::new().write(true).open(&lock).map_err(|e| HubError::io("open", &lock, e))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(std::fs::TryLockError::WouldBlock) => Err(ContainerError::Busy { path }.into()),
         Err(std::fs::TryLockError::Error(e)) => Err(HubError::io("lock", &lock, e)),
     }
 }
-

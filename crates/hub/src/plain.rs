@@ -69,7 +69,9 @@ impl Sink for Files {
     fn complete(&self, i: usize, bytes: u64) -> Result<(), HubError> {
         let file = self.file(i)?;
         // What another state of the source left behind the end goes.
-        file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|e| HubError::io("end", &self.paths[i], e))?;
+        file.set_len(bytes)
+            .and_then(|()| file.sync_all())
+            .map_err(|e| HubError::io("end", &self.paths[i], e))?;
         *self.open[i].lock().unwrap_or_else(PoisonError::into_inner) = None;
         sync_folder(parent(&self.paths[i]))?;
         Ok(())
@@ -127,7 +129,12 @@ pub(crate) fn fetch(
             }
         }
     }
-    let kept: Vec<&str> = jobs.iter().zip(&done).filter(|(_, d)| **d != Done::Absent).map(|(j, _)| j.file.path.as_str()).collect();
+    let kept: Vec<&str> = jobs
+        .iter()
+        .zip(&done)
+        .filter(|(_, d)| **d != Done::Absent)
+        .map(|(j, _)| j.file.path.as_str())
+        .collect();
     sweep(partial.folder(), "", &kept)?;
     check(&partial, listing, kind, &mut fetched, listener)?;
     partial.publish(&[JOURNAL])?;

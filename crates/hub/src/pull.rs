@@ -105,7 +105,9 @@ pub fn pull(
         match round(&client, request, listener) {
             Ok(summary) => return Ok(summary),
             Err(Fault::Changed(why)) => {
-                if listener(Event::Note(&format!("the source has changed: {why}; looking at it again"))).is_break() {
+                if listener(Event::Note(&format!("the source has changed: {why}; looking at it again")))
+                    .is_break()
+                {
                     return Err(HubError::Cancelled);
                 }
                 last = why;
@@ -194,7 +196,8 @@ fn was_repacked_from(output: &Path, listing: &Listing, options: RepackOptions) -
     if !matches!(detect(output), Ok(Some(Kind::V2))) {
         return Ok(false);
     }
-    let container = Container::open(output)?;
+    // One that does not open is something else, whatever it was.
+    let Ok(container) = Container::open(output) else { return Ok(false) };
     let (source, has) = (&container.manifest().source, container.manifest().quantization);
     if source.name != listing.name {
         return Ok(false);
@@ -202,7 +205,11 @@ fn was_repacked_from(output: &Path, listing: &Listing, options: RepackOptions) -
     let refuse = |found: String| Err(HubError::Exists { path: output.to_owned(), found }.into());
     if source.revision != listing.commit {
         let of = |r: &Option<String>| r.clone().unwrap_or_else(|| "none".to_owned());
-        return refuse(format!("was made from commit {}, the source has {}", of(&source.revision), of(&listing.commit)));
+        return refuse(format!(
+            "was made from commit {}, the source has {}",
+            of(&source.revision),
+            of(&listing.commit)
+        ));
     }
     for file in &source.files {
         let listed = listing.files.get(&file.path).and_then(|f| f.sha256.as_ref());

@@ -57,8 +57,11 @@ fn fetch<T: for<'de> Deserialize<'de>>(
     let Some((bytes, answer)) = client.small(url, PAGE_BYTES, stop)? else {
         return Err(HubError::NotFound { url: url.shown() }.into());
     };
-    let value = serde_json::from_slice(&bytes)
-        .map_err(|e| HubError::Answer { url: url.shown(), expected, found: e.to_string() })?;
+    let value = serde_json::from_slice(&bytes).map_err(|e| HubError::Answer {
+        url: url.shown(),
+        expected,
+        found: e.to_string(),
+    })?;
     Ok((value, answer.next))
 }
 
@@ -102,7 +105,9 @@ pub(crate) fn list(
         }
         if files.len() > MAX_FILES {
             let found = format!("more than {MAX_FILES} files");
-            return Err(HubError::Answer { url: url.shown(), expected: "a repository of a model", found }.into());
+            return Err(
+                HubError::Answer { url: url.shown(), expected: "a repository of a model", found }.into()
+            );
         }
         let Some(next) = next else {
             let name = repository.to_owned();

@@ -65,13 +65,23 @@ mod tests {
             second.update(&bytes[at..]);
             assert_eq!(second.digest(), whole.digest(), "{at}");
         }
-        assert_eq!(Running::default().digest(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!(
+            Running::default().digest(),
+            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+        );
     }
 
     #[test]
     fn what_was_not_saved_is_not_loaded() {
         let saved = Running::default().save();
-        for bad in ["", "zz", &saved[1..], &format!("{saved}00"), &"f".repeat(saved.len()), &"é".repeat(saved.len() / 2)] {
+        for bad in [
+            "",
+            "zz",
+            &saved[1..],
+            &format!("{saved}00"),
+            &"f".repeat(saved.len()),
+            &"é".repeat(saved.len() / 2),
+        ] {
             assert!(Running::load(bad).is_none(), "{bad}");
         }
     }

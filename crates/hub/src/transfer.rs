@@ -261,13 +261,8 @@ impl<'a> Transfer<'a> {
     /// Where the journal says a file is, if it is the same file and its bytes are there; and whether that is all.
     fn begin(&self, i: usize, job: &Job) -> Result<(State, bool), Fault> {
         let now = Instant::now();
-        let fresh = State {
-            offset: 0,
-            hash: Running::default(),
-            etag: None,
-            highest: 0,
-            journalled: (0, now),
-        };
+        let fresh =
+            State { offset: 0, hash: Running::default(), etag: None, highest: 0, journalled: (0, now) };
         let Some(entry) = self.entries.get(&job.file.path).filter(|e| e.offset > 0) else {
             return Ok((fresh, false));
         };
@@ -291,8 +286,13 @@ impl<'a> Transfer<'a> {
             Ok(hash) => {
                 let offset = entry.offset;
                 self.counters.offsets[i].store(offset, Ordering::Relaxed);
-                let state =
-                    State { offset, hash, etag: entry.etag.clone(), highest: offset, journalled: (offset, now) };
+                let state = State {
+                    offset,
+                    hash,
+                    etag: entry.etag.clone(),
+                    highest: offset,
+                    journalled: (offset, now),
+                };
                 Ok((state, entry.done))
             }
             Err(why) => {
@@ -357,7 +357,10 @@ impl<'a> Transfer<'a> {
             }
             (206, (first, _)) => {
                 let found = first.map_or("none".to_owned(), |f| f.to_string());
-                return Err(Fault::again(format!("asked for bytes from {}, got those from {found}", state.offset)));
+                return Err(Fault::again(format!(
+                    "asked for bytes from {}, got those from {found}",
+                    state.offset
+                )));
             }
             (416, (_, Some(total))) if total == state.offset => return Ok(true),
             (416, _) => {
@@ -379,7 +382,9 @@ impl<'a> Transfer<'a> {
             if state.offset == 0 {
                 sniff(&file.path, &start)?;
             }
-            return Err(HubError::Length { file: file.path.clone(), expected, found: found.to_string() }.into());
+            return Err(
+                HubError::Length { file: file.path.clone(), expected, found: found.to_string() }.into()
+            );
         }
         self.body(i, job, state, answer.body.as_mut(), total)
     }
@@ -434,7 +439,9 @@ impl<'a> Transfer<'a> {
             }
             match read {
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(Fault::again(format!("the connection broke after {arrived} bytes: {e}"))),
+                Err(e) => {
+                    return Err(Fault::again(format!("the connection broke after {arrived} bytes: {e}")));
+                }
                 Ok(_) if total == Some(arrived) && filled == 0 => return Ok(true),
                 Ok(0) if total.is_none() && filled == 0 => return Ok(true),
                 Ok(0) => {

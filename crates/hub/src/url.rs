@@ -105,7 +105,6 @@ impl Url {
         self.rest.split('?').next().unwrap_or("/")
     }
 
-
     /// Scheme, host and port: whom one talks to.
     pub(crate) fn origin(&self) -> (bool, &str) {
         let default = if self.https { ":443" } else { ":80" };
@@ -158,7 +157,9 @@ mod tests {
         ] {
             assert_eq!(base.join(location).unwrap().to_string(), joined, "{location}");
         }
-        for bad in ["ftp://x/", "javascript:alert(1)", "https://", "https://u:p@h/", "https://h\\/", "a b", "é"] {
+        for bad in
+            ["ftp://x/", "javascript:alert(1)", "https://", "https://u:p@h/", "https://h\\/", "a b", "é"]
+        {
             assert!(base.join(bad).is_err(), "{bad}");
         }
     }

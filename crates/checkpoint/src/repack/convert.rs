@@ -62,9 +62,8 @@ pub(super) fn convert_record(
         let (from, to) = (source.get(projection), target.get(projection));
         if let (Format::Plain(dtype), Format::Affine(affine)) = (from.spec.format, to.spec.format) {
             let rows = from.slice(&record, Part::Weight);
-            quantize_rows(from.spec.columns(), dtype, affine, rows, &mut quantized).map_err(|e| {
-                not_finite(&expert_name(id, projection), 0, e)
-            })?;
+            quantize_rows(from.spec.columns(), dtype, affine, rows, &mut quantized)
+                .map_err(|e| not_finite(&expert_name(id, projection), 0, e))?;
             for &part in to.spec.parts() {
                 out[to.range(part)].copy_from_slice(&quantized.parts[part as usize]);
             }

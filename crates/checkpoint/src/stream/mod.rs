@@ -10,18 +10,16 @@ mod pieces;
 
 use std::path::Path;
 
-use spinetail_container::{Opened, Plan, PlacedWriter, SourceFile, SourceIdentity};
-use spinetail_core::{
-    ExpertId, Format, Part, Projection, RecordLayout, TensorSpec, widen,
-};
+use spinetail_container::{Opened, PlacedWriter, Plan, SourceFile, SourceIdentity};
+use spinetail_core::{ExpertId, Format, Part, Projection, RecordLayout, TensorSpec, widen};
 
 use crate::config::SourceConfig;
 use crate::error::CheckpointError;
 use crate::names::{self, Content, Resolved};
 use crate::quantize::{Quantized, quantize_rows};
+use crate::repack::RepackOptions;
 use crate::repack::convert::{expert_name, not_finite};
 use crate::repack::plan::{Outline, plan_of};
-use crate::repack::RepackOptions;
 use crate::safetensors::{self, Index, merge_headers, require_all, without_index};
 use crate::source::Decode;
 use pieces::{How, Piece, Place};
@@ -156,11 +154,16 @@ fn refuse_what_needs_two_places(resolved: &Resolved) -> Result<()> {
         fix: "download the checkpoint and repack it from its folder".to_owned(),
     };
     if resolved.tied_head.is_some() {
-        return Err(refused("lm_head.weight", "a head beside tied embeddings, which has to be compared with them"));
+        return Err(refused(
+            "lm_head.weight",
+            "a head beside tied embeddings, which has to be compared with them",
+        ));
     }
     let is_fp8 = |d: &Decode| matches!(d, Decode::Fp8(_));
     let fp8 = "F8_E4M3, whose multipliers lie in another tensor";
-    if let Some((name, _)) = resolved.dense.iter().filter(|(_, d)| is_fp8(&d.source.decode)).min_by_key(|d| d.0) {
+    if let Some((name, _)) =
+        resolved.dense.iter().filter(|(_, d)| is_fp8(&d.source.decode)).min_by_key(|d| d.0)
+    {
         return Err(refused(name, fp8));
     }
     for (layer, experts) in resolved.experts.iter().enumerate() {

@@ -13,9 +13,16 @@ use crate::source::{Decode, Source};
 pub(super) enum How {
     Copy,
     /// To f32.
-    Vector { dtype: DType, add_one: bool },
+    Vector {
+        dtype: DType,
+        add_one: bool,
+    },
     /// Whole rows to codes.
-    Quantize { dtype: DType, affine: Affine, columns: u32 },
+    Quantize {
+        dtype: DType,
+        affine: Affine,
+        columns: u32,
+    },
 }
 
 /// Where they go.

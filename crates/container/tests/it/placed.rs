@@ -103,10 +103,7 @@ fn a_run_goes_on_where_another_stopped() {
         writer.add_file("config.json", b"{}").unwrap();
         std::fs::write(writer.folder().join("mine"), b"x").unwrap();
         std::fs::write(writer.folder().join("manifest.json"), b"torn").unwrap();
-        assert!(matches!(
-            PlacedWriter::open(&b, plan.clone(), &[]),
-            Err(ContainerError::Busy { .. })
-        ));
+        assert!(matches!(PlacedWriter::open(&b, plan.clone(), &[]), Err(ContainerError::Busy { .. })));
     }
     let (writer, _) = open(&b, &plan);
     assert_eq!(std::fs::read(writer.folder().join("mine")).unwrap(), b"x");
