@@ -181,7 +181,7 @@ fn text(headers: &HeaderMap, name: &str) -> Option<String> {
 }
 
 /// An entity tag without quotes and weakness.
-fn bare_tag(tag: String) -> String {
+fn bare_tag(tag: &str) -> String {
     tag.trim_start_matches("W/").trim_matches('"').to_owned()
 }
 
@@ -227,7 +227,7 @@ impl Client {
             let headers = response.headers();
             if home {
                 let size = text(headers, "x-linked-size").and_then(|s| s.parse().ok());
-                let tag = text(headers, "x-linked-etag").map(bare_tag);
+                let tag = text(headers, "x-linked-etag").map(|t| bare_tag(&t));
                 linked.commit = text(headers, "x-repo-commit").or(linked.commit);
                 linked.bytes = size.or(linked.bytes);
                 linked.etag = tag.or(linked.etag);
@@ -244,7 +244,7 @@ impl Client {
                     }
                     at = next;
                 }
-                status => return Err(self.failure(&at, home, status, response)),
+                status => return Err(self.failure(url, &at, status, response)),
             }
         }
         let why = format!("redirected more than {MAX_REDIRECTS} times, the last to {}", at.shown());
@@ -272,11 +272,11 @@ impl Client {
         url.origin() == self.endpoint.origin()
     }
 
-    /// What a status that brings no bytes means.
+    /// What a status that brings no bytes means, found at `url` on the way from `asked`.
     fn failure(
         &self,
+        asked: &Url,
         url: &Url,
-        home: bool,
         status: u16,
         response: ureq::http::Response<ureq::Body>,
     ) -> Fault {
@@ -292,7 +292,9 @@ impl Client {
             }
             408 | 425 | 429 | 500..=599 => Fault::Again { why: format!("{shown} answered {status}"), wait },
             // A signed link that has run out: asking the hub again gives a fresh one.
-            _ if !home => Fault::again(format!("{shown} answered {status}, as expired links do")),
+            _ if url.origin() != asked.origin() && (status != 404 || self.is_endpoint(asked)) => {
+                Fault::again(format!("{shown} answered {status}, as expired links do"))
+            }
             401 | 403 => {
                 let token = self.token.is_some() && self.is_endpoint(url);
                 HubError::Refused { url: shown, status, meaning, token }.into()
@@ -338,6 +340,15 @@ impl Client {
         stop.sleep(wait.unwrap_or(own).min(self.retry.longest_wait))
     }
 
+    /// Whether an error says that `url` does not exist. Some file stores answer 403 where others answer 404.
+    pub(crate) fn is_absence(&self, url: &Url, error: &HubError) -> bool {
+        match error {
+            HubError::NotFound { .. } => true,
+            HubError::Refused { status, .. } => *status == 403 && !self.is_endpoint(url),
+            _ => false,
+        }
+    }
+
     /// A whole small file and the answer's head, or `None` if there is none. `limit` is in bytes.
     pub(crate) fn small(
         &self,
@@ -350,7 +361,7 @@ impl Client {
                 let bytes = bounded(url, &mut answer, limit)?;
                 Ok(Some((bytes, answer)))
             }
-            Err(Fault::Stop(HubError::NotFound { .. })) => Ok(None),
+            Err(Fault::Stop(e)) if self.is_absence(url, &e) => Ok(None),
             Err(other) => Err(other),
         })
     }
@@ -385,7 +396,7 @@ fn answer(url: &Url, response: ureq::http::Response<ureq::Body>, linked: Linked)
     }
     let range = text(headers, "content-range").map(|s| content_range(&s)).unwrap_or_default();
     let next = text(headers, "link").and_then(|s| next_page(&s));
-    let etag = text(headers, "etag").map(bare_tag);
+    let etag = text(headers, "etag").map(|t| bare_tag(&t));
     let status = response.status().as_u16();
     let length = response.body().content_length();
     Ok(Answer {
@@ -472,7 +483,7 @@ mod tests {
         assert_eq!(next_page("<https://h/a?c=1>; rel=\"next\"").as_deref(), Some("https://h/a?c=1"));
         assert_eq!(next_page("<a>; rel=\"prev\", <b>; rel=\"next\"").as_deref(), Some("b"));
         assert_eq!(next_page("<a>; rel=\"prev\""), None);
-        assert_eq!(bare_tag("W/\"x\"".to_owned()), "x");
+        assert_eq!(bare_tag("W/\"x\""), "x");
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl PullRequest {
             options: RepackOptions::default(),
             connections: 4,
             journal_bytes: 256 << 20,
-            journal_time: Duration::from_secs(3),
+            journal_time: Duration::from_secs(5),
         }
     }
 }

@@ -347,7 +347,7 @@ impl<'a> Transfer<'a> {
             return Ok(true);
         }
         let mut answer = match self.client.get(&file.url, Some(state.offset), None) {
-            Err(Fault::Stop(HubError::NotFound { .. })) if job.optional => return Ok(false),
+            Err(Fault::Stop(e)) if job.optional && self.client.is_absence(&file.url, &e) => return Ok(false),
             other => other?,
         };
         self.identify(i, job, state, &answer)?;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::checkpoint::build::{self, Form, HF_35};
-use common::server::{Fault, Request, Server};
+use common::server::{Fault, Request, Script, Server};
 use common::{assert_intact, assert_only, assert_same_data, contents, hub_request, run, settings};
 use spinetail_checkpoint::{RepackOptions, repack};
 use spinetail_core::{DType, Family, ModelConfig, MoeConfig};
@@ -105,7 +105,7 @@ fn data(r: &Request) -> bool {
 #[test]
 fn what_a_second_attempt_mends() {
     let case = Case::new();
-    let some: Vec<(&str, Box<dyn Fn(&Request) -> Option<Fault> + Send + Sync>)> = vec![
+    let some: Vec<(&str, Box<Script>)> = vec![
         ("closed at once", Box::new(|r| (r.before == 0).then_some(Fault::CloseAtOnce))),
         ("closed in the head", Box::new(|r| (r.before == 0).then_some(Fault::CloseInHead))),
         ("500", Box::new(|r| (r.before < 2).then(|| Fault::Answer(500, String::new(), b"oops".to_vec())))),

@@ -163,6 +163,22 @@ fn a_mirror_with_hashes_is_held_to_them() {
 }
 
 #[test]
+fn a_mirror_may_refuse_what_it_does_not_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = version_1();
+    let has: Vec<String> = files.keys().cloned().collect();
+    // As some file stores do.
+    let server = Server::of(files.clone(), move |r| {
+        let known = has.iter().any(|n| r.path.ends_with(n.as_str()));
+        (!known).then(|| common::server::Fault::Answer(403, String::new(), b"AccessDenied".to_vec()))
+    });
+    let mut request = hub_request(&dir.path().join("a"));
+    request.source = Source::Url(server.mirror());
+    run(&request, &settings("https://hub.invalid")).0.unwrap();
+    assert!(contents(&request.output) == files);
+}
+
+#[test]
 fn a_checkpoint_on_a_mirror_needs_nobody_to_list_it() {
     let dir = tempfile::tempdir().unwrap();
     let from = dir.path().join("from");

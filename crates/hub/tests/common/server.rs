@@ -9,12 +9,15 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+/// Fills a buffer with the bytes from an offset on.
+pub type ReadAt = dyn Fn(u64, &mut [u8]) + Send + Sync;
+
 /// A file: its size, its hash, and any of its bytes.
 #[derive(Clone)]
 pub struct Content {
     pub bytes: u64,
     pub sha256: String,
-    pub read: Arc<dyn Fn(u64, &mut [u8]) + Send + Sync>,
+    pub read: Arc<ReadAt>,
 }
 
 impl Content {
@@ -79,7 +82,8 @@ pub enum Fault {
     NoLength,
 }
 
-type Script = dyn Fn(&Request) -> Option<Fault> + Send + Sync;
+/// Says what to do about a request.
+pub type Script = dyn Fn(&Request) -> Option<Fault> + Send + Sync;
 
 struct State {
     files: Mutex<BTreeMap<String, Content>>,
@@ -213,7 +217,7 @@ impl State {
         };
         self.log.lock().unwrap().push(request.clone());
         let fault = (self.script)(&request);
-        self.answer(&mut stream, &request, query, fault)?;
+        self.answer(&mut stream, &request, query, fault.as_ref())?;
         stream.flush()?;
         stream.shutdown(Shutdown::Write)?;
         // Until the other side closes, so that what was sent is not lost to a reset.
@@ -227,9 +231,9 @@ impl State {
         out: &mut TcpStream,
         r: &Request,
         query: &str,
-        fault: Option<Fault>,
+        fault: Option<&Fault>,
     ) -> std::io::Result<()> {
-        match &fault {
+        match fault {
             Some(Fault::CloseAtOnce) => return Ok(()),
             Some(Fault::CloseInHead) => return out.write_all(b"HTTP/1.1 200 OK\r\nContent-Le"),
             Some(Fault::Answer(status, headers, body)) => {
@@ -249,7 +253,7 @@ impl State {
             };
             // A tag that says nothing of the hash, as those of CDNs do.
             let tag = format!("ETag: \"cdn-{}\"\r\n", &content.sha256[..8]);
-            return self.body(out, r, content, &tag, fault.as_ref());
+            return self.body(out, r, content, &tag, fault);
         }
         let json = |out: &mut TcpStream, body: String, extra: String| {
             let headers =
@@ -275,7 +279,7 @@ impl State {
         };
         if !is_lfs(name) {
             let tag = format!("ETag: \"{}\"\r\nX-Repo-Commit: {commit}\r\n", &content.sha256[..40]);
-            return self.body(out, r, content, &tag, fault.as_ref());
+            return self.body(out, r, content, &tag, fault);
         }
         let (sha256, bytes, cdn) = (&content.sha256, content.bytes, self.cdn);
         let linked = format!(
