@@ -14,9 +14,10 @@ pub mod quantize;
 mod repack;
 pub mod safetensors;
 mod source;
+pub mod stream;
 mod v1;
 
 pub use error::CheckpointError;
 pub use model::{Checkpoint, open_model, read_config};
-pub use repack::{Progress, RepackOptions, repack};
+pub use repack::{Progress, RepackOptions, SMALL_FILES, repack};
 pub use spinetail_container::Summary;

@@ -54,12 +54,7 @@ pub fn pread_exact(file: &File, path: &Path, offset: u64, out: &mut [u8]) -> Res
 }
 
 /// Writes all of `bytes` at `offset`.
-pub(crate) fn pwrite_all(
-    file: &File,
-    path: &Path,
-    mut offset: u64,
-    mut bytes: &[u8],
-) -> Result<(), ContainerError> {
+pub fn pwrite_all(file: &File, path: &Path, mut offset: u64, mut bytes: &[u8]) -> Result<(), ContainerError> {
     while !bytes.is_empty() {
         match write_at(file, bytes, offset) {
             Ok(0) => return Err(ContainerError::io("write", path, io::ErrorKind::WriteZero.into())),

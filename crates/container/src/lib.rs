@@ -10,7 +10,8 @@ mod error;
 mod files;
 mod layout;
 mod manifest;
-mod partial;
+pub mod partial;
+mod placed;
 mod reader;
 pub mod v1;
 mod validate;
@@ -21,12 +22,13 @@ use std::path::Path;
 
 pub use checksums::Checksums;
 pub use error::ContainerError;
-pub use files::{pread_exact, read_small_file};
+pub use files::{pread_exact, pwrite_all, read_small_file};
 pub use layout::{DensePart, Plan};
 pub use manifest::{
     DenseSection, ExpertLayer, ExpertSection, FileEntry, MANIFEST_BYTES, Manifest, Quantization, SourceFile,
     SourceIdentity, TensorEntry,
 };
+pub use placed::{Opened, PlacedWriter};
 pub use reader::{Container, RecordFile};
 pub use verify::{Damage, Progress, VerifyReport, verify};
 pub use writer::{Summary, Writer};
@@ -58,5 +60,10 @@ pub fn detect(path: &Path) -> Result<Option<Kind>, ContainerError> {
         Err(error) => return Err(ContainerError::io("look at", &file, error)),
     }
     let bytes = read_small_file(&file, MANIFEST_BYTES)?;
-    manifest::head(&file, &bytes).map(Some)
+    manifest_kind(&file, &bytes).map(Some)
+}
+
+/// Says which container a manifest belongs to; `file` is named in errors and not opened.
+pub fn manifest_kind(file: &Path, manifest: &[u8]) -> Result<Kind, ContainerError> {
+    manifest::head(file, manifest)
 }

@@ -1,8 +1,8 @@
 //! The folder `<output>.partial` in which a container grows, and the one step that gives it its name.
 //!
 //! The folder holds a lock file, locked for as long as its writer lives. A folder with an unlocked lock file is what a
-//! dead run left, and is emptied; one without a lock file was made by something else, and is left alone. Nothing here
-//! knows the container's format.
+//! dead run left, and is emptied or, by a writer that can go on where it stopped, kept; one without a lock file was made
+//! by something else, and is left alone. Nothing here knows the container's format.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
@@ -12,14 +12,17 @@ use crate::ContainerError;
 use crate::files::kind_of;
 
 /// The lock file's name, within the unfinished folder.
-pub(crate) const LOCK: &str = "writing.lock";
+pub const LOCK: &str = "writing.lock";
 
-/// An unfinished folder. Dropped before [`Partial::publish`], it is removed.
-pub(crate) struct Partial {
+/// An unfinished folder, locked. Dropped before [`Partial::publish`], it is removed, unless it was opened to be resumed.
+#[derive(Debug)]
+pub struct Partial {
     output: PathBuf,
     folder: PathBuf,
     /// Held open for its lock; `None` once published.
     lock: Option<File>,
+    /// Whether what is unfinished is worth keeping.
+    keep: bool,
 }
 
 fn io(action: &'static str, path: &Path) -> impl Fn(std::io::Error) -> ContainerError {
@@ -35,12 +38,24 @@ fn refuse_existing(output: &Path) -> Result<(), ContainerError> {
 }
 
 /// The folder that `output` will lie in.
-pub(crate) fn parent(output: &Path) -> &Path {
+pub fn parent(output: &Path) -> &Path {
     output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 impl Partial {
-    pub(crate) fn create(output: &Path) -> Result<Self, ContainerError> {
+    /// Starts afresh: what an earlier run left is removed, and so is what this one leaves unless it publishes.
+    pub fn create(output: &Path) -> Result<Self, ContainerError> {
+        let this = Self::claim(output, false)?;
+        this.clear()?;
+        Ok(this)
+    }
+
+    /// Takes over what an earlier run left, if anything, and leaves what there is for the next run.
+    pub fn resume(output: &Path) -> Result<Self, ContainerError> {
+        Self::claim(output, true)
+    }
+
+    fn claim(output: &Path, keep: bool) -> Result<Self, ContainerError> {
         let Some(name) = output.file_name() else {
             let name = output.display().to_string();
             return Err(ContainerError::Name { name, why: "an output needs a name of its own" });
@@ -57,10 +72,9 @@ impl Partial {
         // The folder can vanish between two steps when another run ends just then; a few tries are plenty.
         for _ in 0..8 {
             if let Some(lock) = claim(&folder)? {
-                let this = Self { output: output.to_owned(), folder, lock: Some(lock) };
+                let this = Self { output: output.to_owned(), folder, lock: Some(lock), keep };
                 // A run that ended just now may have published.
                 refuse_existing(output)?;
-                this.clear()?;
                 return Ok(this);
             }
         }
@@ -68,15 +82,22 @@ impl Partial {
     }
 
     /// A path within the folder.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    pub(crate) fn output(&self) -> &Path {
+    /// The final name.
+    pub fn output(&self) -> &Path {
         &self.output
     }
 
-    fn clear(&self) -> Result<(), ContainerError> {
+    /// The unfinished folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Removes everything but the lock.
+    pub fn clear(&self) -> Result<(), ContainerError> {
         for entry in std::fs::read_dir(&self.folder).map_err(io("list", &self.folder))? {
             let entry = entry.map_err(io("list", &self.folder))?;
             if entry.file_name() == LOCK {
@@ -90,8 +111,9 @@ impl Partial {
         Ok(())
     }
 
-    /// Gives the folder its name, in one step and never over something else.
-    pub(crate) fn publish(mut self) -> Result<(), ContainerError> {
+    /// Gives the folder its name, in one step and never over something else; then removes the files in `scaffold`, which
+    /// only the unfinished folder needed. Its files must be durable already.
+    pub fn publish(mut self, scaffold: &[&str]) -> Result<(), ContainerError> {
         sync_folder(&self.folder)?;
         refuse_existing(&self.output)?;
         // Windows does not rename a folder in which a file is open.
@@ -100,7 +122,9 @@ impl Partial {
             let _ = std::fs::remove_file(self.folder.join(LOCK));
         }
         if let Err(e) = rename_new(&self.folder, &self.output) {
-            let _ = std::fs::remove_dir_all(&self.folder);
+            if !self.keep {
+                let _ = std::fs::remove_dir_all(&self.folder);
+            }
             self.lock = None;
             return Err(match e.kind() {
                 ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty => {
@@ -109,7 +133,9 @@ impl Partial {
                 _ => ContainerError::io("give the finished container its name", &self.output, e),
             });
         }
-        let _ = std::fs::remove_file(self.output.join(LOCK));
+        for name in scaffold.iter().copied().chain([LOCK]) {
+            let _ = std::fs::remove_file(self.output.join(name));
+        }
         self.lock = None;
         sync_folder(&self.output)?;
         sync_folder(parent(&self.output))
@@ -119,7 +145,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         // While the lock is still held, so that no other run can be using the folder.
-        if self.lock.is_some() {
+        if self.lock.is_some() && !self.keep {
             if cfg!(windows) {
                 self.lock = None;
             }
@@ -201,7 +227,7 @@ fn rename_new(from: &Path, to: &Path) -> std::io::Result<()> {
 }
 
 /// Makes the names in a folder durable.
-pub(crate) fn sync_folder(folder: &Path) -> Result<(), ContainerError> {
+pub fn sync_folder(folder: &Path) -> Result<(), ContainerError> {
     if cfg!(unix) {
         File::open(folder).and_then(|f| f.sync_all()).map_err(io("make durable", folder))?;
     }
@@ -209,7 +235,7 @@ pub(crate) fn sync_folder(folder: &Path) -> Result<(), ContainerError> {
 }
 
 /// Bytes that may still be written near `path`; `None` where the system does not say.
-pub(crate) fn available_bytes(path: &Path) -> Option<u64> {
+pub fn available_bytes(path: &Path) -> Option<u64> {
     #[cfg(unix)]
     {
         let s = rustix::fs::statvfs(path).ok()?;

@@ -22,6 +22,18 @@ pub(crate) const REQUIRED: [&str; 3] = ["config.json", "model.safetensors", LAYO
 
 const LAYOUT: &str = "packed_experts/layout.json";
 
+/// Files that often lie in a container without being listed.
+const COMPANIONS: [&str; 8] = [
+    "chat_template.jinja",
+    "generation_config.json",
+    "hashes.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+];
+
 /// Strides are multiples of this.
 const STRIDE_ALIGN: u64 = 16384;
 
@@ -278,6 +290,34 @@ fn tensor(
     }
     let offsets = Part::ALL.map(|part| get(part).map_or(0, |s| s.offset));
     Ok(TensorLayout { spec, offsets })
+}
+
+/// The files of a container that lies elsewhere, from its manifest and `packed_experts/layout.json`: path, size where it
+/// is known, and whether the model is complete without it. `file` is the manifest, named in errors.
+pub fn wanted_files(
+    file: &Path,
+    manifest: &[u8],
+    layout: &[u8],
+) -> Result<Vec<(String, Option<u64>, bool)>, ContainerError> {
+    let manifest: Manifest = from_json(file, manifest)?;
+    let layout = Layout::parse(&file.with_file_name(LAYOUT), layout)?;
+    let mut files: BTreeMap<String, (Option<u64>, bool)> = BTreeMap::new();
+    for (name, bytes) in &manifest.files {
+        check_relative(name)?;
+        files.insert(name.clone(), (Some(*bytes), true));
+    }
+    for name in COMPANIONS {
+        files.entry(name.to_owned()).or_insert((None, true));
+    }
+    for name in REQUIRED {
+        files.entry(name.to_owned()).or_default().1 = false;
+    }
+    let bytes = layout.expert_stride * layout.expert_count as u64;
+    for i in 0..layout.layer_count {
+        files.insert(layer_file(i), (Some(bytes), false));
+    }
+    files.remove(crate::manifest::FILE);
+    Ok(files.into_iter().map(|(name, (bytes, optional))| (name, bytes, optional)).collect())
 }
 
 /// An open version 1 container.

@@ -18,8 +18,14 @@ use crate::manifest::{DenseSection, ExpertSection, FileEntry, Manifest, SourceId
 pub(crate) const MAX_FILES: usize = 64;
 
 /// Names that mean something else in a container.
-const RESERVED: [&str; 5] =
-    [crate::manifest::FILE, crate::checksums::FILE, DENSE_FILE, EXPERTS_FOLDER, crate::partial::LOCK];
+const RESERVED: [&str; 6] = [
+    crate::manifest::FILE,
+    crate::checksums::FILE,
+    DENSE_FILE,
+    EXPERTS_FOLDER,
+    crate::partial::LOCK,
+    crate::placed::PLAN,
+];
 
 /// Checks the name of a small file.
 pub(crate) fn check_file_name(name: &str) -> Result<(), ContainerError> {

@@ -71,7 +71,7 @@ impl std::fmt::Debug for Writer {
     }
 }
 
-fn create_file(path: &Path, bytes: u64) -> Result<File, ContainerError> {
+pub(crate) fn create_file(path: &Path, bytes: u64) -> Result<File, ContainerError> {
     let file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -82,7 +82,11 @@ fn create_file(path: &Path, bytes: u64) -> Result<File, ContainerError> {
     Ok(file)
 }
 
-fn refused(what: impl Into<String>, expected: impl Into<String>, found: impl Into<String>) -> ContainerError {
+pub(crate) fn refused(
+    what: impl Into<String>,
+    expected: impl Into<String>,
+    found: impl Into<String>,
+) -> ContainerError {
     ContainerError::Write { what: what.into(), expected: expected.into(), found: found.into() }
 }
 
@@ -163,19 +167,9 @@ impl Writer {
 
     /// Adds a small file as it is. Its name has to be plain; names the container uses itself are refused.
     pub fn add_file(&mut self, name: &str, bytes: &[u8]) -> Result<(), ContainerError> {
-        check_file_name(name)?;
-        let files = &mut self.manifest.files;
-        if files.iter().any(|f| f.path.eq_ignore_ascii_case(name)) {
-            return Err(refused(format!("file {name}"), "each name once, in any case", "it again"));
-        }
-        if files.len() == MAX_FILES || bytes.len() as u64 > Limits::JSON_BYTES {
-            let expected = format!("at most {MAX_FILES} files of {} bytes", Limits::JSON_BYTES);
-            let found = format!("file {} of {} bytes", files.len() + 1, bytes.len());
-            return Err(refused(format!("file {name}"), expected, found));
-        }
+        let entry = small_file(&self.manifest, name, bytes)?;
         write_file(&self.partial.path(name), bytes)?;
-        let (path, sha256) = (name.to_owned(), hex(&sha256(bytes)));
-        files.push(FileEntry { path, bytes: bytes.len() as u64, sha256 });
+        self.manifest.files.push(entry);
         Ok(())
     }
 
@@ -284,33 +278,60 @@ impl Writer {
     /// Makes everything durable and gives the container its name; refuses, and leaves nothing, if a tensor or record
     /// is missing.
     pub fn finish(mut self) -> Result<Summary, ContainerError> {
-        let path = self.partial.path(crate::manifest::FILE);
-        let text = self.manifest.to_text(&path)?.into_bytes();
-        // What cannot be read back as it is must not be left for a reader to find.
-        if Manifest::parse(&path, &text)? != self.manifest {
-            return Err(refused("manifest.json", "what was planned", "something else when read back"));
-        }
         self.link_layers()?;
-        let sums = self.checksums(sha256(&text))?;
         let dense_path = self.partial.path(DENSE_FILE);
+        let sums = self.checksums([0; 32])?;
         self.dense.sync_all().map_err(|e| ContainerError::io("make durable", &dense_path, e))?;
-        write_file(&self.partial.path(crate::checksums::FILE), &sums.encode())?;
-        write_file(&path, &text)?;
-        sync_folder(&self.partial.path(EXPERTS_FOLDER))?;
-        let summary = Summary {
-            path: self.partial.output().to_owned(),
-            bytes: self.manifest.total_bytes() + text.len() as u64,
-            dense_bytes: self.manifest.dense.bytes,
-            records: sums.records.len() as u64,
-        };
-        let Self { partial, dense, layers, .. } = self;
+        let Self { partial, manifest, dense, layers, .. } = self;
         drop((dense, layers));
-        partial.publish()?;
-        Ok(summary)
+        seal(partial, &manifest, sums, &[])
     }
 }
 
-fn write_file(path: &Path, bytes: &[u8]) -> Result<(), ContainerError> {
+/// The entry of one more small file.
+pub(crate) fn small_file(manifest: &Manifest, name: &str, bytes: &[u8]) -> Result<FileEntry, ContainerError> {
+    check_file_name(name)?;
+    let files = &manifest.files;
+    if files.iter().any(|f| f.path.eq_ignore_ascii_case(name)) {
+        return Err(refused(format!("file {name}"), "each name once, in any case", "it again"));
+    }
+    if files.len() == MAX_FILES || bytes.len() as u64 > Limits::JSON_BYTES {
+        let expected = format!("at most {MAX_FILES} files of {} bytes", Limits::JSON_BYTES);
+        let found = format!("file {} of {} bytes", files.len() + 1, bytes.len());
+        return Err(refused(format!("file {name}"), expected, found));
+    }
+    Ok(FileEntry { path: name.to_owned(), bytes: bytes.len() as u64, sha256: hex(&sha256(bytes)) })
+}
+
+/// Writes manifest and checksums beside data that is durable already, and publishes.
+pub(crate) fn seal(
+    partial: Partial,
+    manifest: &Manifest,
+    mut sums: Checksums,
+    scaffold: &[&str],
+) -> Result<Summary, ContainerError> {
+    let path = partial.path(crate::manifest::FILE);
+    let text = manifest.to_text(&path)?.into_bytes();
+    // What cannot be read back as it is must not be left for a reader to find.
+    if Manifest::parse(&path, &text)? != *manifest {
+        return Err(refused("manifest.json", "what was planned", "something else when read back"));
+    }
+    sums.manifest_sha256 = sha256(&text);
+    write_file(&partial.path(crate::checksums::FILE), &sums.encode())?;
+    write_file(&path, &text)?;
+    sync_folder(&partial.path(EXPERTS_FOLDER))?;
+    let summary = Summary {
+        path: partial.output().to_owned(),
+        bytes: manifest.total_bytes() + text.len() as u64,
+        dense_bytes: manifest.dense.bytes,
+        records: sums.records.len() as u64,
+    };
+    partial.publish(scaffold)?;
+    Ok(summary)
+}
+
+/// Writes a new file, durably.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), ContainerError> {
     let file = create_file(path, 0)?;
     pwrite_all(&file, path, 0, bytes)?;
     file.sync_all().map_err(|e| ContainerError::io("make durable", path, e))

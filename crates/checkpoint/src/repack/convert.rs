@@ -8,13 +8,18 @@ use super::{Result, Source};
 use crate::error::CheckpointError;
 use crate::quantize::{NotFinite, Quantized, quantize_rows};
 
-fn not_finite(name: &str, first_row: usize, e: NotFinite) -> CheckpointError {
+pub(crate) fn not_finite(name: &str, first_row: usize, e: NotFinite) -> CheckpointError {
     CheckpointError::Tensor {
         name: name.to_owned(),
         expected: "finite weights with a finite range".to_owned(),
         found: format!("{} at row {}, column {}", e.value, first_row + e.row, e.column),
         fix: "get the checkpoint again; with 16 bits it is copied as it is".to_owned(),
     }
+}
+
+/// What an expert's matrix is called in messages.
+pub(crate) fn expert_name(id: ExpertId, projection: Projection) -> String {
+    format!("layers.{}.mlp.experts.{}.{}", id.layer, id.expert, projection.name())
 }
 
 /// Some rows of a dense tensor in the target format, by part.
@@ -72,10 +77,8 @@ pub(super) fn convert_record(
         let (from, to) = (source.get(projection), target.get(projection));
         if let (Format::Plain(dtype), Format::Affine(affine)) = (from.spec.format, to.spec.format) {
             let rows = from.slice(&record, Part::Weight);
-            quantize_rows(from.spec.columns(), dtype, affine, rows, &mut quantized).map_err(|e| {
-                let name = format!("layers.{}.mlp.experts.{}.{}", id.layer, id.expert, projection.name());
-                not_finite(&name, 0, e)
-            })?;
+            quantize_rows(from.spec.columns(), dtype, affine, rows, &mut quantized)
+                .map_err(|e| not_finite(&expert_name(id, projection), 0, e))?;
             for &part in to.spec.parts() {
                 out[to.range(part)].copy_from_slice(&quantized.parts[part as usize]);
             }

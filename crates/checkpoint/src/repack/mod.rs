@@ -3,8 +3,8 @@
 //! Everything that can be refused is refused before the first byte is written. Memory stays bounded: dense tensors go
 //! through in blocks of rows, experts one record per thread.
 
-mod convert;
-mod plan;
+pub(crate) mod convert;
+pub(crate) mod plan;
 
 use std::ops::Range;
 use std::path::Path;
@@ -105,22 +105,24 @@ pub fn repack(
     Ok(writer.finish()?)
 }
 
-/// Configuration, tokenizer and chat template, as they are. Other files of a checkpoint are not needed.
+/// Files of a checkpoint that a container keeps as they are: configuration, tokenizer and chat template. Others are not
+/// needed.
+pub const SMALL_FILES: [&str; 11] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+];
+
 fn copy_small_files(source: &Path, writer: &mut Writer) -> Result<()> {
-    const NAMES: [&str; 11] = [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "chat_template.json",
-        "vocab.json",
-        "merges.txt",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "tokenizer.model",
-    ];
-    for name in NAMES {
+    for name in SMALL_FILES {
         let path = source.join(name);
         // A link that leads nowhere is an error when read, not a file that is not there.
         if path.symlink_metadata().is_ok() {

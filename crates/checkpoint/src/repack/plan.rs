@@ -34,19 +34,43 @@ impl Action {
     }
 }
 
+/// What a source holds, whatever it is.
+pub(crate) struct Outline {
+    pub(crate) config: ModelConfig,
+    pub(crate) dense: Vec<(String, TensorSpec, Role)>,
+    pub(crate) experts: Vec<RecordLayout>,
+}
+
+impl Outline {
+    /// Gathers what every model has to have.
+    pub(crate) fn new<'a>(
+        config: &ModelConfig,
+        dense_spec: impl Fn(&str) -> Option<&'a TensorSpec>,
+        record_layout: impl Fn(u16) -> Option<&'a RecordLayout>,
+    ) -> Result<Self> {
+        let missing = |what: String| CheckpointError::from(spinetail_core::ReadError::Unknown { what });
+        let mut dense = Vec::new();
+        for d in dense_specs(config) {
+            let spec = dense_spec(&d.name).ok_or_else(|| missing(format!("tensor {}", d.name)))?;
+            dense.push((d.name, spec.clone(), d.role));
+        }
+        let mut experts = Vec::new();
+        for layer in 0..config.expert_layers() {
+            let layout = record_layout(layer as u16);
+            experts.push(layout.ok_or_else(|| missing(format!("records of layer {layer}")))?.clone());
+        }
+        Ok(Self { config: config.clone(), dense, experts })
+    }
+}
+
 pub(super) fn plan(model: &dyn Source, folder: &Path, options: RepackOptions) -> Result<Plan> {
-    let config = model.config().clone();
-    let missing = |what: String| CheckpointError::from(spinetail_core::ReadError::Unknown { what });
-    let mut dense = Vec::new();
-    for d in dense_specs(&config) {
-        let spec = model.dense_spec(&d.name).ok_or_else(|| missing(format!("tensor {}", d.name)))?;
-        dense.push((d.name, spec.clone(), d.role));
-    }
-    let mut experts = Vec::new();
-    for layer in 0..config.expert_layers() {
-        let layout = model.record_layout(layer as u16);
-        experts.push(layout.ok_or_else(|| missing(format!("records of layer {layer}")))?.clone());
-    }
+    let outline = Outline::new(model.config(), |n| model.dense_spec(n), |l| model.record_layout(l))?;
+    plan_of(outline, identity(model, folder), options)
+}
+
+/// The plan for what `outline` describes.
+pub(crate) fn plan_of(outline: Outline, source: SourceIdentity, options: RepackOptions) -> Result<Plan> {
+    let Outline { config, dense, experts } = outline;
     let action = action(main_format(&config, &dense, &experts), options)?;
     let checked = |name: &str, spec: TensorSpec| match spec.check() {
         Ok(()) => Ok(spec),
@@ -73,7 +97,7 @@ pub(super) fn plan(model: &dyn Source, folder: &Path, options: RepackOptions) ->
         ))
     });
     Ok(Plan {
-        source: identity(model, folder),
+        source,
         dense: dense.collect::<Result<_>>()?,
         experts: experts.collect::<Result<_>>()?,
         record_alignment: options.record_alignment,

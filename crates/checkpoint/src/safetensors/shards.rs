@@ -45,8 +45,9 @@ pub(crate) struct SourceTensor {
     pub(crate) shape: Vec<usize>,
 }
 
+/// `model.safetensors.index.json`.
 #[derive(Deserialize)]
-struct Index {
+pub(crate) struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
@@ -73,45 +74,63 @@ fn source(name: String, file: usize, e: Entry) -> SourceTensor {
     SourceTensor { name, file: file as u32, offset: e.offset, dtype: e.dtype, shape: e.shape }
 }
 
+impl Index {
+    /// Reads the bytes of the index; `path` is for messages.
+    pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let field = |expected: &str, found: String| CheckpointError::Field {
+            path: path.to_owned(),
+            field: "weight_map".to_owned(),
+            expected: expected.to_owned(),
+            found,
+            fix: "get the index again".to_owned(),
+        };
+        let index: Self = serde_json::from_slice(bytes)
+            .map_err(|e| field("an object from tensor names to file names", e.to_string()))?;
+        let tensors = index.weight_map.len();
+        if tensors == 0 || tensors > Limits::TENSORS {
+            return Err(field(&format!("1 to {} tensors", Limits::TENSORS), tensors.to_string()));
+        }
+        let names = index.files();
+        if names.len() > Limits::SHARDS {
+            return Err(field(&format!("at most {} files", Limits::SHARDS), names.len().to_string()));
+        }
+        match names.iter().find(|n| !is_plain_name(n)) {
+            Some(bad) => Err(field("names of files in the same folder", format!("{bad:?}"))),
+            None => Ok(index),
+        }
+    }
+
+    /// The files it names, sorted.
+    pub(crate) fn files(&self) -> Vec<String> {
+        self.weight_map.values().cloned().collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// The tensors, each from the file that the index names. `headers` are those of [`Index::files`], in that order.
+    pub(crate) fn assign(
+        self,
+        mut headers: Vec<HashMap<String, Entry>>,
+    ) -> Result<Vec<SourceTensor>, CheckpointError> {
+        let names = self.files();
+        let mut out = Vec::with_capacity(self.weight_map.len());
+        for (tensor, said) in self.weight_map {
+            let file = names.binary_search(&said).unwrap_or_default();
+            let Some(entry) = headers[file].remove(&tensor) else {
+                let found = headers.iter().position(|h| h.contains_key(&tensor)).map(|i| names[i].clone());
+                return Err(CheckpointError::IndexLies { tensor, said, found });
+            };
+            out.push(source(tensor, file, entry));
+        }
+        Ok(out)
+    }
+}
+
 fn open_indexed(folder: &Path, path: &Path) -> Result<(Files, Vec<SourceTensor>), CheckpointError> {
-    let field = |field: &str, expected: &str, found: String| CheckpointError::Field {
-        path: path.to_owned(),
-        field: field.to_owned(),
-        expected: expected.to_owned(),
-        found,
-        fix: "get the index again".to_owned(),
-    };
-    let bytes = read_small_file(path, Limits::JSON_BYTES)?;
-    let index: Index = serde_json::from_slice(&bytes)
-        .map_err(|e| field("weight_map", "an object from tensor names to file names", e.to_string()))?;
-    if index.weight_map.is_empty() || index.weight_map.len() > Limits::TENSORS {
-        let expected = format!("1 to {} tensors", Limits::TENSORS);
-        return Err(field("weight_map", &expected, index.weight_map.len().to_string()));
-    }
-    let names: Vec<_> = index.weight_map.values().cloned().collect::<BTreeSet<_>>().into_iter().collect();
-    if names.len() > Limits::SHARDS {
-        return Err(field(
-            "weight_map",
-            &format!("at most {} files", Limits::SHARDS),
-            names.len().to_string(),
-        ));
-    }
-    if let Some(bad) = names.iter().find(|n| !is_plain_name(n)) {
-        return Err(field("weight_map", "names of files in the same folder", format!("{bad:?}")));
-    }
+    let index = Index::parse(path, &read_small_file(path, Limits::JSON_BYTES)?)?;
+    let names = index.files();
     require(folder, INDEX, &names)?;
     let files: Vec<_> = names.iter().map(|n| folder.join(n)).collect();
-    let (files, mut headers) = open_all(&files)?;
-    let mut out = Vec::with_capacity(index.weight_map.len());
-    for (tensor, said) in index.weight_map {
-        let file = names.binary_search(&said).unwrap_or_default();
-        let Some(entry) = headers[file].remove(&tensor) else {
-            let found = headers.iter().position(|h| h.contains_key(&tensor)).map(|i| names[i].clone());
-            return Err(CheckpointError::IndexLies { tensor, said, found });
-        };
-        out.push(source(tensor, file, entry));
-    }
-    Ok((files, out))
+    let (files, headers) = open_all(&files)?;
+    Ok((files, index.assign(headers)?))
 }
 
 /// A name with no way out of the folder.
@@ -123,7 +142,17 @@ fn is_plain_name(name: &str) -> bool {
 
 /// Every file must be there before anything is read.
 fn require(folder: &Path, listed_by: &str, names: &[String]) -> Result<(), CheckpointError> {
-    match names.iter().find(|n| !folder.join(n).is_file()) {
+    require_all(folder, listed_by, names, |n| folder.join(n).is_file())
+}
+
+/// Refuses the first name that is not there.
+pub(crate) fn require_all(
+    folder: &Path,
+    listed_by: &str,
+    names: &[String],
+    is_there: impl Fn(&str) -> bool,
+) -> Result<(), CheckpointError> {
+    match names.iter().find(|n| !is_there(n)) {
         None => Ok(()),
         Some(file) => Err(CheckpointError::MissingShard {
             folder: folder.to_owned(),
@@ -139,11 +168,18 @@ fn unindexed(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let io = |e| CheckpointError::io("list", folder, e);
     let mut names = Vec::new();
     for item in std::fs::read_dir(folder).map_err(io)? {
-        let Ok(name) = item.map_err(io)?.file_name().into_string() else { continue };
-        if name.starts_with("model") && name.ends_with(".safetensors") {
-            names.push(name);
-        }
+        names.extend(item.map_err(io)?.file_name().into_string());
     }
+    without_index(folder, names, |n| folder.join(n).is_file())
+}
+
+/// As [`unindexed`], of a folder that holds `names`.
+pub(crate) fn without_index(
+    folder: &Path,
+    mut names: Vec<String>,
+    is_there: impl Fn(&str) -> bool,
+) -> Result<Vec<String>, CheckpointError> {
+    names.retain(|n| n.starts_with("model") && n.ends_with(".safetensors") && is_plain_name(n));
     names.sort();
     if names.is_empty() || names.len() > Limits::SHARDS {
         return Err(CheckpointError::NotAModel {
@@ -160,7 +196,7 @@ fn unindexed(folder: &Path) -> Result<Vec<String>, CheckpointError> {
             }
         }
     }
-    require(folder, &names[0], &expected.into_iter().collect::<Vec<_>>())?;
+    require_all(folder, &names[0], &expected.into_iter().collect::<Vec<_>>(), is_there)?;
     Ok(names)
 }
 
@@ -217,6 +253,14 @@ fn read_header(file: &File, path: &Path) -> Result<(HashMap<String, Entry>, u64)
 /// All tensors of all files; a name may occur once.
 fn merge(names: &[String], opened: Opened) -> Result<(Files, Vec<SourceTensor>), CheckpointError> {
     let (files, headers) = opened;
+    Ok((files, merge_headers(names, headers)?))
+}
+
+/// As [`merge`], of headers alone.
+pub(crate) fn merge_headers(
+    names: &[String],
+    headers: Vec<HashMap<String, Entry>>,
+) -> Result<Vec<SourceTensor>, CheckpointError> {
     let mut seen: HashMap<String, SourceTensor> = HashMap::new();
     for (i, header) in headers.into_iter().enumerate() {
         for (tensor, entry) in header {
@@ -227,5 +271,5 @@ fn merge(names: &[String], opened: Opened) -> Result<(Files, Vec<SourceTensor>),
             seen.insert(tensor.clone(), source(tensor, i, entry));
         }
     }
-    Ok((files, seen.into_values().collect()))
+    Ok(seen.into_values().collect())
 }

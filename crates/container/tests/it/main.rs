@@ -5,6 +5,8 @@ mod common;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
+mod placed;
+#[cfg(test)]
 mod round_trip;
 #[cfg(test)]
 mod v1;
