@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use clap::builder::ValueHint;
 use clap::{Args, Parser, ValueEnum};
 
+use spinetail_engine::Isa;
+
 use crate::commands::Command;
 use crate::settings as set;
 use crate::settings::Seed;
@@ -42,7 +44,7 @@ pub(crate) struct GlobalArgs {
 pub(crate) enum PrecisionArg {
     /// f32 activations: the reference path
     Exact,
-    /// Integer dot products (not available yet)
+    /// Activations in 8 bits against quantized weights, keys and values in 16
     Fast,
 }
 
@@ -71,6 +73,12 @@ pub(crate) struct EngineArgs {
     /// Memory the process may use, such as 2.6GiB; experts get what is left of it
     #[arg(long, value_name = "SIZE", value_parser = set::MEMORY.parse, allow_negative_numbers = true)]
     pub(crate) memory: Option<u64>,
+    /// Threads that compute [default: one per processor]
+    #[arg(long, value_name = "N", value_parser = set::THREADS.parse, allow_negative_numbers = true)]
+    pub(crate) threads: Option<usize>,
+    /// Instruction set of the kernels, such as avx2 or scalar [default: the best there is]
+    #[arg(long, value_name = "NAME", value_parser = set::ISA.parse)]
+    pub(crate) isa: Option<Isa>,
 }
 
 /// Flags of every command that chooses tokens. What is not given is as the model's generation_config.json says, then as

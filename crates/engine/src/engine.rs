@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use spinetail_checkpoint::{CheckpointError, open_model};
 use spinetail_container::{Container, ContainerError, Kind, detect, read_small_file};
 use spinetail_core::{Limits, ModelConfig, ModelSource, RecordSource};
+pub use spinetail_cpu::Precision;
+pub use spinetail_cpu::kernels::{Isa, UnknownIsa};
 use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory};
-pub use spinetail_cpu::{Precision, kernels::Isa};
 use spinetail_model::{Backend, Scratch};
 use spinetail_store::{ExpertStore, StoreOptions, StoreStats};
 

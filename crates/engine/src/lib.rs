@@ -16,7 +16,7 @@ pub mod text;
 
 pub use chat::ChatPrompt;
 pub use dump::dump_logits;
-pub use engine::{Engine, EngineOptions, Isa, Precision, load_text};
+pub use engine::{Engine, EngineOptions, Isa, Precision, UnknownIsa, load_text};
 pub use error::EngineError;
 pub use generate::{Answer, Event, GenerateOptions};
 pub use inspect::{ModelSummary, inspect};

@@ -10,7 +10,10 @@ mod list;
 mod logits;
 mod man;
 mod perplexity;
+mod pull;
 mod repack;
+mod rm;
+mod serve;
 mod verify;
 
 use std::path::Path;
@@ -28,10 +31,14 @@ pub(crate) enum Command {
     Chat(chat::ChatArgs),
     /// Continue a prompt once
     Generate(generate::GenerateArgs),
+    /// Answer programs over HTTP, as OpenAI's service does
+    Serve(serve::ServeArgs),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
     /// Write the logits of given token ids to a safetensors file
     Logits(logits::LogitsArgs),
+    /// Fetch a model, repacking a checkpoint on the way
+    Pull(pull::PullArgs),
     /// Make a container from a checkpoint folder
     Repack(repack::RepackArgs),
     /// Check every record and file of a container against its checksum
@@ -40,6 +47,8 @@ pub(crate) enum Command {
     Inspect(inspect::InspectArgs),
     /// Show the models that can be called by name
     List(list::ListArgs),
+    /// Remove a model from the folders for models
+    Rm(rm::RmArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
     /// Write the manual pages to a folder
@@ -53,6 +62,9 @@ impl Command {
             Self::Generate(a) => generate::run(a, globals),
             Self::Perplexity(a) => perplexity::run(a, globals),
             Self::Logits(a) => logits::run(a, globals),
+            Self::Serve(a) => serve::run(a, globals),
+            Self::Pull(a) => pull::run(a, globals),
+            Self::Rm(a) => rm::run(a, globals),
             Self::Repack(a) => repack::run(a),
             Self::Verify(a) => verify::run(a, globals),
             Self::Inspect(a) => inspect::run(a, globals),

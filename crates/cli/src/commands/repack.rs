@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::ValueHint;
 use spinetail_checkpoint::{RepackOptions, repack};
+use spinetail_hub::{PullRequest, Source};
 
 use crate::output::{self, Bar};
 use crate::units::size;
@@ -13,7 +14,14 @@ use crate::units::size;
 pub(crate) struct RepackArgs {
     /// Checkpoint folder (Hugging Face or MLX), or an older container
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    source: PathBuf,
+    #[arg(required_unless_present_any = ["from_hf", "from_url"], conflicts_with_all = ["from_hf", "from_url"])]
+    source: Option<PathBuf>,
+    /// Repository on the hub, as ORG/REPO, instead of a folder
+    #[arg(long, value_name = "ORG/REPO", conflicts_with = "from_url")]
+    from_hf: Option<String>,
+    /// Address of a folder on a web server, instead of a folder here
+    #[arg(long, value_name = "URL")]
+    from_url: Option<String>,
     /// Container to make; it must not exist
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     output: PathBuf,
@@ -28,8 +36,23 @@ pub(crate) struct RepackArgs {
 
 pub(crate) fn run(a: &RepackArgs) -> anyhow::Result<()> {
     let options = RepackOptions { bits: a.bits, group_size: a.group_size, ..RepackOptions::default() };
+    let far = match (&a.from_hf, &a.from_url) {
+        (Some(repository), _) => {
+            Some(Source::Hub { repository: repository.clone(), revision: "main".to_owned() })
+        }
+        (None, url) => url.clone().map(Source::Url),
+    };
+    let source = match (far, &a.source) {
+        (Some(source), _) => {
+            let mut request = PullRequest::new(source, a.output.clone());
+            request.options = options;
+            return super::pull::fetch(&request);
+        }
+        (None, Some(source)) => source,
+        (None, None) => unreachable!("one of the three is required"),
+    };
     let bar = Bar::bytes("repacking");
-    let summary = repack(&a.source, &a.output, options, &mut |p| {
+    let summary = repack(source, &a.output, options, &mut |p| {
         bar.set(p.done_bytes, p.total_bytes);
         true
     });

@@ -6,8 +6,8 @@ use spinetail_engine::text::{SamplingDefaults, SamplingParams};
 use spinetail_engine::{EngineOptions, GenerateOptions, Precision};
 
 use super::{
-    CONTEXT, FREQUENCY_PENALTY, MAX_TOKENS, MEMORY, MIN_P, Origin, PRECISION, PRESENCE_PENALTY,
-    REPETITION_PENALTY, SEED, STOP, Seed, Setting, Settings, TEMPERATURE, TOP_K, TOP_P,
+    CONTEXT, FREQUENCY_PENALTY, ISA, MAX_TOKENS, MEMORY, MIN_P, Origin, PRECISION, PRESENCE_PENALTY,
+    REPETITION_PENALTY, SEED, STOP, Seed, Setting, Settings, TEMPERATURE, THREADS, TOP_K, TOP_P,
 };
 use crate::args::{EngineArgs, PrecisionArg, SamplingArgs};
 
@@ -36,7 +36,10 @@ impl EngineSettings {
         }
         let context = s.pick(&CONTEXT, a.context)?;
         let precision = s.pick_or(&PRECISION, a.precision, PrecisionArg::Exact)?.into();
-        Ok(Self::new(memory_bytes, context, precision))
+        let mut this = Self::new(memory_bytes, context, precision);
+        this.options.threads = s.pick(&THREADS, a.threads)?;
+        this.options.isa = s.pick(&ISA, a.isa)?;
+        Ok(this)
     }
 
     pub(crate) fn new(memory_bytes: Option<u64>, context: Option<u32>, precision: Precision) -> Self {

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use spinetail_engine::text::{SamplingParams, StopStrings};
+use spinetail_engine::{Isa, UnknownIsa};
 
 use super::{Setting, spelled, word};
 use crate::args::{PrecisionArg, Shown, Switch};
@@ -23,6 +24,16 @@ pub(crate) const CONTEXT: Setting<u32> =
     Setting { key: "context", parse: |t| at_least_one(t), show: ToString::to_string };
 pub(crate) const PRECISION: Setting<PrecisionArg> = Setting { key: "precision", parse: word, show: spelled };
 pub(crate) const MEMORY: Setting<u64> = Setting { key: "memory", parse: parse_size, show: |v| size(*v) };
+pub(crate) const THREADS: Setting<usize> =
+    Setting { key: "threads", parse: |t| at_least_one(t).map(|n| n as usize), show: ToString::to_string };
+pub(crate) const ISA: Setting<Isa> = Setting {
+    key: "isa",
+    parse: |t| t.parse().map_err(|e: UnknownIsa| e.to_string()),
+    show: ToString::to_string,
+};
+pub(crate) const HOST: Setting<String> =
+    Setting { key: "host", parse: |t| Ok(t.to_owned()), show: Clone::clone };
+pub(crate) const PORT: Setting<u16> = Setting { key: "port", parse: whole, show: ToString::to_string };
 pub(crate) const MAX_TOKENS: Setting<usize> =
     Setting { key: "max-tokens", parse: whole, show: ToString::to_string };
 pub(crate) const TEMPERATURE: Setting<f64> = Setting {
@@ -70,11 +81,15 @@ pub(crate) const THOUGHTS: Setting<Shown> = Setting { key: "thoughts", parse: wo
 pub(crate) const HISTORY: Setting<Switch> = Setting { key: "history", parse: word, show: spelled };
 
 /// Every key that the configuration file may have.
-pub(crate) const KEYS: [&str; 18] = [
+pub(crate) const KEYS: [&str; 22] = [
     MODELS,
     CONTEXT.key,
     PRECISION.key,
     MEMORY.key,
+    THREADS.key,
+    ISA.key,
+    HOST.key,
+    PORT.key,
     MAX_TOKENS.key,
     TEMPERATURE.key,
     TOP_K.key,
