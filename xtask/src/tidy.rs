@@ -14,7 +14,8 @@ const LONGER: &[(&str, &str)] = &[];
 const UNSAFE: &[&str] = &["crates/cpu/", "crates/store/", "crates/core/src/slot.rs", "xtask/src/tidy.rs"];
 
 /// Crates that must stay free of HTTP, the command line and the environment.
-const PURE: &[&str] = &["core", "checkpoint", "container", "hub", "store", "cpu", "model", "engine", "server"];
+const PURE: &[&str] =
+    &["core", "checkpoint", "container", "hub", "store", "cpu", "model", "engine", "server"];
 
 pub(crate) fn run() -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
