@@ -5,16 +5,15 @@ use std::process::Stdio;
 
 use crate::common::{SPAIN, run_with_input, say, spinetail};
 
-/// The README's first command, with the model's own sampling.
+/// The README's first command, with the model's own sampling. How a right answer is worded is a matter of draws, and the
+/// last bits of the arithmetic may differ between machines.
 #[test]
 fn the_first_command_of_the_readme() {
     let out = say(["chat", "pip", SPAIN, "And of France?"]).ok();
-    assert_eq!(
-        out,
-        format!(
-            "> {SPAIN}\nThe capital of Spain is Madrid.\n\n> And of France?\nThe capital of France is Paris.\n"
-        )
-    );
+    let lines: Vec<&str> = out.lines().collect();
+    let [spain, madrid, "", france, paris] = lines[..] else { panic!("{out}") };
+    assert_eq!([spain, france], ["> What is the capital of Spain?", "> And of France?"]);
+    assert!(madrid.contains("Madrid") && paris.contains("Paris"), "{out}");
     let small = say(["chat", "pip", SPAIN, "And of France?", "--memory", "40MiB"]).ok();
     assert_eq!(small, out);
 }
