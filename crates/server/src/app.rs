@@ -10,7 +10,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use spinetail_engine::Engine;
 use spinetail_engine::text::{Split, TextModel};
 use tokio::sync::Semaphore;
@@ -18,7 +18,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 use tracing::Instrument as _;
 
-use crate::body::{BodyReader, JsonBody};
+use crate::body::{BodyReader, RawBody};
 use crate::chat::ChatRequest;
 use crate::completions::{CompletionRequest, DEFAULT_MAX_TOKENS, Prompt};
 use crate::connection::Peer;
@@ -173,25 +173,27 @@ impl App {
         Err(ApiError::new(StatusCode::NOT_FOUND, message).param("model").code("model_not_found"))
     }
 
-    /// Rendering and tokenizing a long conversation takes a while, and must not hold up other connections.
+    /// Parsing, rendering and tokenizing a long conversation takes a while and memory; it must not hold up other
+    /// connections.
     async fn prepare(
         self: &Arc<App>,
-        body: JsonBody,
-        prepare: fn(&App, JsonBody) -> Result<Prepared, ApiError>,
+        body: RawBody,
+        prepare: fn(&App, Map<String, Value>) -> Result<Prepared, ApiError>,
     ) -> Result<Prepared, ApiError> {
         let _turn = self.preparing.acquire().await;
         let app = Arc::clone(self);
         let span = tracing::Span::current();
-        let prepared = tokio::task::spawn_blocking(move || span.in_scope(|| prepare(&app, body))).await;
+        let prepared =
+            tokio::task::spawn_blocking(move || span.in_scope(|| prepare(&app, body.parse()?))).await;
         prepared.unwrap_or_else(|error| {
             tracing::error!(%error, "preparing a prompt failed");
             Err(ApiError::internal("the server failed in a way that it should not; see its log"))
         })
     }
 
-    fn prepare_chat(&self, body: JsonBody) -> Result<Prepared, ApiError> {
+    fn prepare_chat(&self, map: Map<String, Value>) -> Result<Prepared, ApiError> {
         const FIELD: &str = "messages";
-        let request = ChatRequest::parse(body.map, self.options.lenient)?;
+        let request = ChatRequest::parse(map, self.options.lenient)?;
         log_ignored(&request.ignored);
         self.check_model(request.common.model.as_deref())?;
         let prompt = self
@@ -204,9 +206,9 @@ impl App {
         Ok(prepared)
     }
 
-    fn prepare_completion(&self, body: JsonBody) -> Result<Prepared, ApiError> {
+    fn prepare_completion(&self, map: Map<String, Value>) -> Result<Prepared, ApiError> {
         let vocabulary_size = self.text.tokens().vocabulary_size();
-        let request = CompletionRequest::parse(body.map, self.options.lenient, vocabulary_size)?;
+        let request = CompletionRequest::parse(map, self.options.lenient, vocabulary_size)?;
         log_ignored(&request.ignored);
         self.check_model(request.common.model.as_deref())?;
         let tokens = match request.prompt {
@@ -268,7 +270,7 @@ async fn whole(mut ticket: Ticket, mut reply: Reply) -> Result<Response, ApiErro
     };
     let outcome = loop {
         match ticket.next().await {
-            Update::Token(piece) => add(reply.split(piece)),
+            Update::Token(piece) => add(reply.part(piece)),
             Update::Done(outcome) => break outcome,
             Update::Failed(error) => return Err(error),
         }

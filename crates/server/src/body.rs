@@ -25,10 +25,17 @@ pub(crate) struct BodyReader {
     memory: Arc<Semaphore>,
 }
 
-/// A parsed body; the memory it takes counts until it is dropped.
-pub(crate) struct JsonBody {
-    pub(crate) map: Map<String, Value>,
+/// A body; the memory it takes counts until it is dropped.
+pub(crate) struct RawBody {
+    bytes: BytesMut,
     _memory: Option<OwnedSemaphorePermit>,
+}
+
+impl RawBody {
+    /// The JSON object that it is. It can be many times larger than its text.
+    pub(crate) fn parse(&self) -> Result<Map<String, Value>, ApiError> {
+        parse(&self.bytes)
+    }
 }
 
 impl BodyReader {
@@ -38,7 +45,8 @@ impl BodyReader {
         BodyReader { max_bytes: limits.body_bytes, time: limits.body, memory }
     }
 
-    pub(crate) async fn json(&self, request: Request<Body>) -> Result<JsonBody, ApiError> {
+    /// Reads what claims to be JSON.
+    pub(crate) async fn json(&self, request: Request<Body>) -> Result<RawBody, ApiError> {
         let (head, body) = request.into_parts();
         check_headers(&head.headers)?;
         if declared(&head.headers).is_some_and(|bytes| bytes > self.max_bytes as u64) {
@@ -49,7 +57,7 @@ impl BodyReader {
             let message = format!("the body did not arrive within {} s", self.time.as_secs_f64());
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message).closing())
         })?;
-        Ok(JsonBody { map: parse(&bytes)?, _memory: memory })
+        Ok(RawBody { bytes, _memory: memory })
     }
 
     async fn read(&self, mut body: Body) -> Result<(BytesMut, Option<OwnedSemaphorePermit>), ApiError> {
@@ -149,7 +157,7 @@ mod tests {
         let request = Request::builder().header("content-type", content_type);
         let request = request.body(Body::from(body.to_vec())).unwrap();
         let body = BodyReader::new(&limits).json(request).await;
-        body.map(|body| body.map).map_err(|error| (error.status.as_u16(), error.message))
+        body.and_then(|body| body.parse()).map_err(|error| (error.status.as_u16(), error.message))
     }
 
     #[tokio::test]

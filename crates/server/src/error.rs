@@ -159,9 +159,17 @@ impl ApiError {
 
     /// The body, which is also the data of an error event on a stream.
     pub(crate) fn body(&self) -> Value {
-        json!({"error": {
-            "message": self.message, "type": self.kind(), "param": self.param, "code": self.code
-        }})
+        let (message, param) = (shortened(&self.message), self.param.as_deref().map(shortened));
+        json!({"error": {"message": message, "type": self.kind(), "param": param, "code": self.code}})
+    }
+}
+
+/// Messages quote the request, which may be megabytes of one word.
+fn shortened(text: &str) -> String {
+    const MAX_CHARS: usize = 1000;
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }
 
@@ -187,5 +195,17 @@ impl IntoResponse for ApiError {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_quoted_is_bounded() {
+        let error = ApiError::bad_field("é".repeat(100_000), "no");
+        assert!(error.body().to_string().len() < 5000);
+        assert_eq!(ApiError::bad_field("stop", "no").body()["error"]["message"], "stop: no");
     }
 }

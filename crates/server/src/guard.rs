@@ -126,17 +126,17 @@ fn is_local_origin(origin: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn check(options: ServeOptions, headers: &[(&str, &str)]) -> u16 {
+    fn check(options: &ServeOptions, headers: &[(&str, &str)]) -> u16 {
         let map = headers.iter().map(|(name, value)| {
             (name.parse::<header::HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap())
         });
-        let result = Guard::new(&options).check(&Uri::from_static("/v1/models"), &map.collect(), false);
+        let result = Guard::new(options).check(&Uri::from_static("/v1/models"), &map.collect(), false);
         result.map_or_else(|error| error.status.as_u16(), |()| 200)
     }
 
     #[test]
     fn without_a_key_only_this_machine() {
-        let check = |headers: &[(&str, &str)]| check(ServeOptions::default(), headers);
+        let check = |headers: &[(&str, &str)]| check(&ServeOptions::default(), headers);
         for host in
             ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "[::1]:8080", "app.localhost", "192.168.1.2"]
         {
@@ -159,10 +159,10 @@ mod tests {
     #[test]
     fn with_a_key_only_who_has_it() {
         let options = || ServeOptions { api_key: ApiKey::new("k3y").ok(), ..ServeOptions::default() };
-        assert_eq!(check(options(), &[("authorization", "Bearer k3y"), ("host", "model.example")]), 200);
-        assert_eq!(check(options(), &[("authorization", "bearer k3y")]), 200);
+        assert_eq!(check(&options(), &[("authorization", "Bearer k3y"), ("host", "model.example")]), 200);
+        assert_eq!(check(&options(), &[("authorization", "bearer k3y")]), 200);
         for wrong in ["Bearer k3x", "Bearer ", "k3y", "Basic k3y", "Bearer k3y2", ""] {
-            assert_eq!(check(options(), &[("authorization", wrong)]), 401, "{wrong}");
+            assert_eq!(check(&options(), &[("authorization", wrong)]), 401, "{wrong}");
         }
     }
 
@@ -172,8 +172,8 @@ mod tests {
             allowed_origins: vec![origin.to_owned()],
             ..ServeOptions::default()
         };
-        assert_eq!(check(options("https://app.example"), &[("origin", "https://app.example")]), 200);
-        assert_eq!(check(options("https://app.example"), &[("origin", "https://b.example")]), 403);
+        assert_eq!(check(&options("https://app.example"), &[("origin", "https://app.example")]), 200);
+        assert_eq!(check(&options("https://app.example"), &[("origin", "https://b.example")]), 403);
         assert!(cors(&options("*")).unwrap().is_some());
         assert!(cors(&options("app.example")).is_err());
         assert!(cors(&ServeOptions::default()).unwrap().is_none());

@@ -94,7 +94,7 @@ impl Events {
         let mut chunks = Vec::new();
         match update {
             Update::Token(text) => {
-                let split = self.reply.split(text);
+                let split = self.reply.part(text);
                 self.reply.chunks(split, &mut chunks);
             }
             Update::Done(outcome) => {

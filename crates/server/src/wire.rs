@@ -113,7 +113,7 @@ impl Reply {
     }
 
     /// Takes the text of one token apart.
-    pub(crate) fn split(&mut self, text: String) -> Split {
+    pub(crate) fn part(&mut self, text: String) -> Split {
         let Some(splitter) = &mut self.splitter else {
             return Split { content: text, ..Split::default() };
         };
@@ -235,7 +235,7 @@ mod tests {
             let mut reply = Reply::new(Endpoint::Chat, "m".into(), true, include_usage);
             let mut out = Vec::new();
             for piece in ["Hm", "</think>", "\n\nYes"] {
-                let split = reply.split(piece.to_owned());
+                let split = reply.part(piece.to_owned());
                 reply.chunks(split, &mut out);
             }
             reply.last_chunks(&outcome(), &mut out);
@@ -261,7 +261,7 @@ mod tests {
     fn a_completion_has_text() {
         let mut reply = Reply::new(Endpoint::Completion, "m".into(), false, false);
         let mut out = Vec::new();
-        let split = reply.split("<think>a".to_owned());
+        let split = reply.part("<think>a".to_owned());
         reply.chunks(split, &mut out);
         reply.last_chunks(&outcome(), &mut out);
         let chunks = parsed(&out);

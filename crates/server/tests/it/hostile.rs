@@ -15,7 +15,7 @@ const MADRID: &str = "The capital of Spain is Madrid.";
 /// An answer that would take far longer than any test waits: no end token, and room for thousands of others.
 const ENDLESS: &str = r#"{"max_tokens": 4000, "logit_bias": {"6111": -100, "6113": -100}}"#;
 
-fn endless(changes: Value) -> Value {
+fn endless(changes: &Value) -> Value {
     let mut all: Value = serde_json::from_str(ENDLESS).unwrap();
     all.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
     ask("Tell me a long story.", all)
@@ -43,7 +43,7 @@ fn going_away_ends_the_answer() {
     let server = TestServer::pip();
     for stream in [true, false] {
         let mut client = connect(server.address);
-        client.write_all(&bytes(&endless(json!({"stream": stream})))).unwrap();
+        client.write_all(&bytes(&endless(&json!({"stream": stream})))).unwrap();
         if stream {
             // Some of it is read first.
             let mut reader = BufReader::new(client.try_clone().unwrap());
@@ -63,11 +63,11 @@ fn going_away_ends_the_answer() {
 fn going_away_while_waiting_or_reading_the_prompt() {
     let server = TestServer::pip();
     let mut first = connect(server.address);
-    first.write_all(&bytes(&endless(json!({"stream": true})))).unwrap();
+    first.write_all(&bytes(&endless(&json!({"stream": true})))).unwrap();
     wait_for(&server, 1, 0);
     for stream in [true, false] {
         let mut waiting = connect(server.address);
-        waiting.write_all(&bytes(&endless(json!({"stream": stream})))).unwrap();
+        waiting.write_all(&bytes(&endless(&json!({"stream": stream})))).unwrap();
         wait_for(&server, 1, 1);
         drop(waiting);
         wait_for(&server, 1, 0);
@@ -108,7 +108,7 @@ fn half_closed() {
     let stream = raw(server.address, &bytes(&ask(SPAIN, json!({"stream": true}))), true);
     let chunks = stream.chunks();
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "stop");
-    let gone = raw(server.address, &bytes(&endless(json!({}))), true);
+    let gone = raw(server.address, &bytes(&endless(&json!({}))), true);
     assert_eq!((gone.status, gone.code()), (400, "client_closed".to_owned()));
     wait_for(&server, 0, 0);
     // Half a head.
@@ -171,7 +171,7 @@ fn slow_readers_are_given_up() {
         options.limits.write = Duration::from_millis(600);
     });
     let mut client = connect(server.address);
-    client.write_all(&bytes(&endless(json!({"stream": true})))).unwrap();
+    client.write_all(&bytes(&endless(&json!({"stream": true})))).unwrap();
     wait_for(&server, 1, 0);
     wait_for(&server, 0, 0);
     assert_eq!(whole(server.address, &ask(SPAIN, json!({}))).content, MADRID);

@@ -1,6 +1,6 @@
 //! Shutting down, and outliving an engine that fails.
 
-use std::io::{BufReader, Write};
+use std::io::{BufReader, Read, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -42,18 +42,21 @@ fn after_the_grace_answers_are_cancelled() {
         client.write_all(&request("POST", "/v1/chat/completions", &[], body.to_string().as_bytes())).unwrap();
         client
     };
-    let running = send(true);
-    while get(server.address, "/health").json()["running"] != 1 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let mut running = BufReader::new(send(true));
+    // It streams: from here on an error can only be an event.
+    assert_eq!(read_head(&mut running).0, 200);
     let waiting = send(false);
     while get(server.address, "/health").json()["waiting"] != 1 {
         std::thread::sleep(Duration::from_millis(5));
     }
     let start = Instant::now();
     server.stop();
-    let events = read(running).events();
-    let error: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    let mut text = String::new();
+    while let Some(chunk) = read_chunk(&mut running) {
+        text.push_str(std::str::from_utf8(&chunk).unwrap());
+    }
+    let last = text.trim_end().rsplit("data: ").next().unwrap();
+    let error: Value = serde_json::from_str(last).unwrap();
     assert_eq!(error["error"]["code"], "shutting_down");
     let waiting = read(waiting);
     assert_eq!((waiting.status, waiting.code()), (503, "shutting_down".to_owned()));
@@ -106,4 +109,28 @@ fn two_servers_share_an_engine() {
         both.map(|one| one.join().unwrap())
     });
     assert_eq!(said, [MADRID, MADRID]);
+}
+
+/// Requests one after the other on a connection, which ends when nothing more comes.
+#[test]
+fn connections_are_kept_for_a_while() {
+    let server = TestServer::start(engine(), |options| options.limits.head = Duration::from_millis(500));
+    let body = ask(SPAIN, json!({})).to_string();
+    let bytes = request("POST", "/v1/chat/completions", &[], body.as_bytes());
+    let bytes = String::from_utf8(bytes).unwrap().replace("connection: close\r\n", "");
+    let mut client = connect(server.address);
+    // The second comes before the first is answered.
+    client.write_all(bytes.repeat(2).as_bytes()).unwrap();
+    let mut reader = BufReader::new(client);
+    for _ in 0..2 {
+        let (status, headers) = read_head(&mut reader);
+        assert_eq!(status, 200);
+        let length = headers.iter().find(|(name, _)| name == "content-length").unwrap().1.parse().unwrap();
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        assert!(String::from_utf8(body).unwrap().contains(MADRID));
+    }
+    let start = Instant::now();
+    assert_eq!(reader.read_to_end(&mut Vec::new()).unwrap_or(0), 0);
+    assert!(start.elapsed() < Duration::from_secs(30));
 }
