@@ -2,6 +2,11 @@
 //!
 //! Each layer is fed the library's own input, so that a difference is found where it arises; then whole sequences of
 //! several lengths are compared by their logits, in one batch and in uneven pieces.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests stop at the first surprise and say what they skip"
+)]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

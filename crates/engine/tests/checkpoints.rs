@@ -2,6 +2,11 @@
 //!
 //! The checkpoints are written by `shared/cases/checkpoints.py`, with `SPINETAIL_TEST_PYTHON` (default `python3`) and
 //! numpy; without them the tests say so and pass.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests stop at the first surprise and say what they skip"
+)]
 
 mod common;
 

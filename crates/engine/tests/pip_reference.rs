@@ -1,4 +1,9 @@
 //! The small trained model at source precision, greedily, against what transformers generated.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests stop at the first surprise and say what they skip"
+)]
 
 mod common;
 

@@ -35,7 +35,7 @@ pub const MAX_THREADS: usize = 512;
 const DEFAULT_THREADS_LIMIT: usize = 32;
 
 /// How a pool is made up.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct PoolOptions {
     /// Threads that run chunks, the caller of [`Pool::run`] among them: 1 to [`MAX_THREADS`].
     pub threads: usize,

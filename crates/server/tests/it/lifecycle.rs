@@ -74,8 +74,8 @@ fn not_a_number() {
     }
     let folder = tempfile::tempdir().unwrap();
     copy(&source, folder.path());
-    // A container would notice: it has checksums.
-    spoil(folder.path(), "model.norm.weight");
+    // A container would notice: it has checksums. So would loading, if a norm were spoiled.
+    spoil(folder.path(), "lm_head.weight");
     let server = TestServer::start(open(folder.path()), |_| {});
     for stream in [false, true] {
         let reply = chat(server.address, &ask(SPAIN, json!({"stream": stream})));
