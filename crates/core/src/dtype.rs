@@ -115,7 +115,7 @@ mod tests {
     fn bf16_rounds_to_even() {
         let mut bytes = Vec::new();
         // 1 + 2^-8 lies halfway between two bf16 values; the even one is 1.
-        DType::Bf16.put(1.003_906_25, &mut bytes);
+        DType::Bf16.put(1.0 + 1.0 / 256.0, &mut bytes);
         assert_eq!(DType::Bf16.get(&bytes, 0), 1.0);
     }
 }

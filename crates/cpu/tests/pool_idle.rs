@@ -1,4 +1,5 @@
 //! A pool without jobs takes no processor time. In a process of its own, since the process's time is what is read.
+#![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 #![cfg(target_os = "linux")]
 
 use std::time::Duration;

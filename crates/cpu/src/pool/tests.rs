@@ -1,4 +1,5 @@
 //! Many small jobs of every shape. [`super::loom_tests`] has the orders that chance does not find.
+#![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
