@@ -3,9 +3,10 @@
 #
 #   scripts/release.sh [FOLDER]     the archive goes to FOLDER (default: dist)
 #
-# The binary is static: musl where its standard library is installed (rustup target add x86_64-unknown-linux-musl),
-# else glibc. A static glibc looks up host names by what the system's nsswitch.conf says and may want its shared
-# libraries for that; musl does not. The archive has the same bytes for the same sources, tools and version.
+# The binary is static. With musl if both halves of it are installed, the standard library (rustup target add
+# x86_64-unknown-linux-musl) and a C compiler for the cryptography of downloads (musl-gcc, in Debian's musl-tools); else
+# with glibc, which looks up host names as the system's nsswitch.conf says and may want its shared libraries for that.
+# The archive has the same bytes for the same sources, tools and version.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -13,9 +14,12 @@ mkdir -p "${1:-dist}"
 dist=$(cd "${1:-dist}" && pwd)
 cpu=$(uname -m)
 target=$cpu-unknown-linux-musl
-if [ ! -d "$(rustc --print target-libdir --target "$target" 2>/dev/null)" ]; then
+if [ -d "$(rustc --print target-libdir --target "$target" 2>/dev/null)" ] && command -v musl-gcc >/dev/null; then
+    export "CC_${target//-/_}=musl-gcc"
+else
     target=$cpu-unknown-linux-gnu
 fi
+echo "building for $target"
 
 # `--target` keeps the flags from build scripts and macros; the paths in messages are those of the sources.
 SPINETAIL_RELEASE=1 RUSTFLAGS="${RUSTFLAGS:-} -C target-feature=+crt-static --remap-path-prefix=$root=. \

@@ -167,4 +167,12 @@ mod tests {
             assert!(command.get_subcommands().any(known), "{key}");
         }
     }
+
+    #[test]
+    fn every_key_is_in_the_manual() {
+        let manual = include_str!("../../../../docs/cli.md");
+        for key in KEYS {
+            assert!(manual.contains(&format!("`{key}`")), "{key}");
+        }
+    }
 }
