@@ -14,7 +14,7 @@ use spinetail_engine::text::{ParamError, TemplateError, TextError, TokenizerErro
 #[non_exhaustive]
 pub enum ServeError {
     /// The address cannot be listened on.
-    #[error("cannot listen on {host}:{port}: {error}; choose another --host or --port")]
+    #[error("cannot listen on {host}:{port}: {error}; choose another host or port")]
     Listen {
         /// Name or address.
         host: String,
@@ -25,8 +25,7 @@ pub enum ServeError {
     },
     /// Others could reach the server, and nothing would keep them out.
     #[error(
-        "{host} can be reached from other machines, which needs an API key: give one (--api-key-file, or the environment), \
-         or listen on 127.0.0.1"
+        "{host} can be reached from other machines, which needs an API key: give one, or listen on 127.0.0.1"
     )]
     NeedsKey {
         /// Name or address.
@@ -116,7 +115,7 @@ impl ApiError {
     pub(crate) fn context(param: &'static str, tokens: usize, context: usize) -> ApiError {
         let message = format!(
             "This model's maximum context length is {context} tokens. However, the prompt has {tokens} tokens. Please \
-             reduce its length, or start the server with a larger --context."
+             reduce its length, or start the server with a larger context."
         );
         ApiError::new(StatusCode::BAD_REQUEST, message).param(param).code("context_length_exceeded")
     }
