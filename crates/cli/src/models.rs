@@ -96,6 +96,10 @@ pub(crate) fn entries(folders: &[PathBuf]) -> std::io::Result<Vec<Entry>> {
             Ok(listing) => listing,
             // A folder that is yet to be made holds no models.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
+                crate::output::note(&format!("{} is no folder and is left out\n", folder.display()));
+                continue;
+            }
             Err(e) => {
                 return Err(std::io::Error::new(e.kind(), format!("cannot read {}: {e}", folder.display())));
             }

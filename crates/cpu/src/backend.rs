@@ -55,7 +55,7 @@ impl CpuBackend {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, BackendError> {
         let config = source.config().clone();
-        let compute = Compute::new(options).map_err(|e| BackendError::Setup { reason: e.to_string() })?;
+        let compute = Compute::new(options)?;
         let loader = Loader::new(source, progress);
         let weights = loader.load(&config, |i| source.record_layout(i as u16).cloned())?;
         Ok(Self {

@@ -1,9 +1,10 @@
 //! Who computes: threads, kernels and precision, and the one operation that takes nearly all of the time.
 
 use spinetail_core::Format;
+use spinetail_model::BackendError;
 
 use crate::kernels::{Activations, Isa, Kernels, SharedOut, Weights};
-use crate::pool::{Pool, PoolError, PoolOptions};
+use crate::pool::{Pool, PoolOptions};
 
 /// How numbers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,11 +61,22 @@ impl<'a> Product<'a> {
 }
 
 impl Compute {
-    pub(crate) fn new(options: &CpuOptions) -> Result<Self, PoolError> {
+    pub(crate) fn new(options: &CpuOptions) -> Result<Self, BackendError> {
         let mut pool = PoolOptions::default();
         pool.threads = options.threads.unwrap_or(pool.threads);
-        let kernels = options.isa.and_then(Kernels::for_isa).unwrap_or_else(Kernels::detect);
-        Ok(Self { pool: Pool::new(pool)?, kernels, precision: options.precision })
+        let refused = |reason: String| BackendError::Setup { reason };
+        let kernels = match options.isa {
+            None => Kernels::detect(),
+            // Another set in its place would make a comparison of sets mean nothing.
+            Some(isa) => Kernels::for_isa(isa).ok_or_else(|| {
+                let best = Kernels::detect().isa();
+                refused(format!(
+                    "this processor has no {isa}; leave the instruction set out, or take {best} or scalar"
+                ))
+            })?,
+        };
+        let pool = Pool::new(pool).map_err(|e| refused(e.to_string()))?;
+        Ok(Self { pool, kernels, precision: options.precision })
     }
 
     /// All products of the same inputs, in one fork and join.

@@ -111,7 +111,9 @@ impl Session {
             if options.show_special { Detokenizer::showing_special() } else { Detokenizer::new() };
         let mut decoder = Decoder { text: &text, sampler, stops, detokenizer };
         let mut first = None;
-        while answer.tokens.len() < options.max_tokens {
+        // Prompt and answer share the context: the last token of a full one is never run, but it is there.
+        let max_tokens = options.max_tokens.min(self.remaining());
+        while answer.tokens.len() < max_tokens {
             let step = decoder.next(self.logits(), &mut answer)?;
             let first = *first.get_or_insert_with(Instant::now);
             answer.first_token = first - start;
@@ -121,10 +123,10 @@ impl Session {
             if ended {
                 answer.finish = FinishReason::Stop;
             }
-            if ended || answer.cancelled || self.remaining() == 0 {
+            if ended || answer.cancelled {
                 break;
             }
-            if answer.tokens.len() < options.max_tokens {
+            if answer.tokens.len() < max_tokens {
                 self.push(id)?;
             }
         }

@@ -4,6 +4,7 @@
 //! The token goes to the endpoint's own scheme, host and port and to nobody else, wherever a redirect leads.
 
 use std::io::Read;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -174,7 +175,12 @@ pub(crate) struct Client {
     pub(crate) retry: Retry,
     endpoint: Url,
     token: Option<Secret>,
+    /// Whether any server has answered yet. Until one has, the address is more likely wrong than the network broken.
+    answered: Arc<AtomicBool>,
 }
+
+/// Attempts at a first contact: enough for a lost packet, few enough for a mistyped address.
+const FIRST_CONTACT_ATTEMPTS: u32 = 3;
 
 fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned)
@@ -211,7 +217,13 @@ impl Client {
             .timeout_per_read(Some(settings.read_timeout))
             .build()
             .new_agent();
-        Ok(Self { agent, retry: settings.retry.clone(), endpoint, token: settings.token.clone() })
+        Ok(Self {
+            agent,
+            retry: settings.retry.clone(),
+            endpoint,
+            token: settings.token.clone(),
+            answered: Arc::default(),
+        })
     }
 
     pub(crate) fn endpoint(&self) -> &Url {
@@ -224,6 +236,7 @@ impl Client {
         for _ in 0..=MAX_REDIRECTS {
             let home = at.origin() == url.origin();
             let response = self.send(&at, from, to)?;
+            self.answered.store(true, Ordering::Relaxed);
             let headers = response.headers();
             if home {
                 let size = text(headers, "x-linked-size").and_then(|s| s.parse().ok());
@@ -332,7 +345,10 @@ impl Client {
         why: String,
         wait: Option<Duration>,
     ) -> Result<(), Fault> {
-        if failures >= self.retry.attempts {
+        let answered = self.answered.load(Ordering::Relaxed);
+        let attempts =
+            if answered { self.retry.attempts } else { self.retry.attempts.min(FIRST_CONTACT_ATTEMPTS) };
+        if failures >= attempts {
             return Err(HubError::Network { url: what.shown(), attempts: failures, why }.into());
         }
         let own = self.retry.first_pause * 2u32.saturating_pow(failures.saturating_sub(1).min(16));

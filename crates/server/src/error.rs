@@ -25,17 +25,19 @@ pub enum ServeError {
     },
     /// Others could reach the server, and nothing would keep them out.
     #[error(
-        "{host} can be reached from other machines, which needs an API key: give one, or listen on 127.0.0.1"
+        "{host} can be reached from other machines, which needs an API key; give one, or listen on 127.0.0.1"
     )]
     NeedsKey {
         /// Name or address.
         host: String,
     },
     /// A key that no header could carry.
-    #[error("an API key must be visible ASCII characters without spaces, at least one")]
+    #[error(
+        "the API key is empty or has characters that a header cannot carry; use visible ASCII characters without spaces"
+    )]
     Key,
     /// An origin that no header could carry.
-    #[error("{origin:?} is no web origin; expected something like https://example.org, or *")]
+    #[error("{origin:?} is no web origin; give something like https://example.org, or *")]
     Origin {
         /// What was given.
         origin: String,
@@ -44,7 +46,7 @@ pub enum ServeError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A thread could not be started.
-    #[error("cannot start the engine's thread: {0}")]
+    #[error("cannot start the engine's thread: {0}; close other programs, or raise the limit on threads")]
     Thread(std::io::Error),
 }
 

@@ -1,6 +1,6 @@
 //! `spinetail list`
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 use crate::args::GlobalArgs;
@@ -19,6 +19,7 @@ pub(crate) fn run(_: &ListArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let entries = models::entries(&folders)?;
     let name_of = |e: &models::Entry| e.name.to_string_lossy().into_owned();
     let width = entries.iter().map(|e| name_of(e).chars().count()).max().unwrap_or(0);
+    let terminal = io::stdout().is_terminal();
     let mut out = output::out();
     for entry in &entries {
         let kind = match entry.kind {
@@ -27,7 +28,10 @@ pub(crate) fn run(_: &ListArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
         };
         // A folder that cannot be read to its end still has a name.
         let bytes = folder_bytes(&entry.path, 0).map_or_else(|_| "unreadable".to_owned(), size);
-        writeln!(out, "{:width$}  {kind:10}  {bytes:>10}  {}", name_of(entry), entry.path.display())?;
+        let (name, path) = (name_of(entry), entry.path.display().to_string());
+        // Names of folders are whatever somebody made them.
+        let (name, path) = (output::printable(&name, terminal), output::printable(&path, terminal));
+        writeln!(out, "{name:width$}  {kind:10}  {bytes:>10}  {path}")?;
     }
     if entries.is_empty() {
         output::note("no models yet\n");

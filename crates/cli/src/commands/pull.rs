@@ -31,8 +31,15 @@ pub(crate) struct PullArgs {
     #[arg(long, value_name = "REVISION", default_value = "main")]
     revision: String,
     /// Files fetched at once
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = connections)]
     connections: usize,
+}
+
+fn connections(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (1..=64).contains(n))
+        .ok_or_else(|| format!("expected 1 to 64, found {text:?}"))
 }
 
 pub(crate) fn run(a: &PullArgs, globals: &GlobalArgs) -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
 //! `spinetail serve`
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -87,10 +87,22 @@ fn aliases(typed: &Path, path: &Path) -> Vec<String> {
 fn api_key(file: Option<&Path>) -> anyhow::Result<Option<ApiKey>> {
     let text = match file {
         Some(file) => {
-            let bytes = spinetail_container::read_small_file(file, 64 << 10)?;
-            Some(String::from_utf8(bytes).map_err(|_| {
-                anyhow::anyhow!("the key in {} is not text; write it as letters and digits", file.display())
-            })?)
+            // Opening a pipe would wait for a writer; a device has no end.
+            let read = std::fs::metadata(file).and_then(|m| {
+                let small = m.is_file() && m.len() <= 64 << 10;
+                if small {
+                    std::fs::read_to_string(file)
+                } else {
+                    Err(io::Error::other("it is not a small file"))
+                }
+            });
+            let refused = |e| {
+                anyhow::anyhow!(
+                    "cannot read the key from {}: {e}; write it to a file of its own",
+                    file.display()
+                )
+            };
+            Some(read.map_err(refused)?)
         }
         None => std::env::var("SPINETAIL_API_KEY").ok().filter(|key| !key.is_empty()),
     };
@@ -101,10 +113,28 @@ fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("SPINETAIL_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let builder =
-        tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter(filter).with_ansi(colours);
+    let builder = tracing_subscriber::fmt()
+        .with_writer(|| Unbroken(io::stderr()))
+        .log_internal_errors(false)
+        .with_env_filter(filter)
+        .with_ansi(colours);
     // A second subscriber can only come from a test in the same process.
     let _ = builder.try_init();
+}
+
+/// A log that cannot be written any more (its reader has left, its disk is full) is no reason to stop serving.
+struct Unbroken(io::Stderr);
+
+impl Write for Unbroken {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = self.0.write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let _ = self.0.flush();
+        Ok(())
+    }
 }
 
 /// Ends with Ctrl-C, and on Unix with the signal that service managers send.

@@ -43,6 +43,10 @@ fn contexts_that_cannot_be() {
     // The answer ends where the context does.
     let object = say(["generate", "--prompt", "Once upon", "--context", "8", "--json"]).json();
     assert_eq!((&object["finish_reason"], object["prompt_tokens"].as_u64()), (&"length".into(), Some(2)));
+    assert_eq!(object["generated_tokens"], 6, "prompt and answer share the context");
+    // Another processor's instruction set is refused, not replaced.
+    let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    say(["generate", "--prompt", "a", "--isa", foreign]).refused(1);
     let none = say(["generate", "--prompt", "Once upon", "--max-tokens", "0", "--json"]).json();
     assert_eq!((&none["text"], &none["generated_tokens"]), (&"".into(), &0.into()));
 }

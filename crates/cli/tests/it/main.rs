@@ -10,6 +10,7 @@ mod hostile;
 mod manners;
 mod names;
 mod perplexity;
+mod serve;
 mod settings;
 #[cfg(unix)]
 mod terminal;

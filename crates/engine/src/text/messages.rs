@@ -157,7 +157,8 @@ fn content(at: &str, role: &str, content: Option<&Content>, lists: bool) -> Resu
         match (part.kind.as_deref(), &part.text) {
             (None | Some("text"), Some(text)) => texts.push(text.as_str()),
             (kind, _) => {
-                let reason = format!("expected a part of type \"text\" with a text, found type {kind:?}");
+                let found = kind.map_or("no type".to_owned(), |k| format!("type {k:?}"));
+                let reason = format!("expected a part of type \"text\" with a text, found {found}");
                 return Err(refused(format!("{at}.content[{index}]"), &reason));
             }
         }

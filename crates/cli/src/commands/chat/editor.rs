@@ -69,6 +69,11 @@ impl Lines for Terminal {
             }
             Err(ReadlineError::Interrupted) => Ok(Input::Interrupted),
             Err(ReadlineError::Eof) => Ok(Input::End),
+            // A paste in another encoding costs its line, not the conversation.
+            Err(ReadlineError::Io(e)) if e.kind() == std::io::ErrorKind::InvalidData => {
+                output::note("that line was not UTF-8 text and is left out; type it again\n");
+                Ok(Input::Text(String::new()))
+            }
             Err(e) => Err(anyhow::Error::new(e).context("cannot read from the terminal")),
         }
     }

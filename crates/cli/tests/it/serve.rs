@@ -1,0 +1,74 @@
+//! The server as a program: its address, its log, its end.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+
+use crate::common::{say, spinetail};
+
+/// A server, ended with the test.
+struct Served {
+    child: Child,
+    address: String,
+}
+
+impl Served {
+    /// Starts on a port of the system's choosing and reads the address from standard error.
+    fn start() -> (Self, BufReader<std::process::ChildStderr>) {
+        let mut child = spinetail(["serve", "pip", "--port", "0"]).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut address = None;
+        while address.is_none() {
+            let mut line = String::new();
+            assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it listened");
+            address =
+                line.split_once("http://").and_then(|(_, rest)| Some(rest.split_once("/v1")?.0.to_owned()));
+        }
+        (Self { child, address: address.unwrap() }, log)
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.address);
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn it_goes_on_when_nobody_reads_its_log() {
+    let (served, log) = Served::start();
+    assert!(served.get("/health").starts_with("HTTP/1.1 200"));
+    drop(log);
+    for _ in 0..3 {
+        assert!(served.get("/health").starts_with("HTTP/1.1 200"));
+        assert!(served.get("/v1/models").contains("\"pip\""));
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_refused() {
+    // An address that others can reach needs a key.
+    say(["serve", "pip", "--host", "0.0.0.0", "--port", "0"]).refused(1);
+    say(["serve", "pip", "--api-key-file", "/nonexistent/key"]).refused(1);
+    say(["serve", "no-such-model"]).refused(1);
+}
+
+#[test]
+fn what_cannot_be_removed_or_fetched_is_refused() {
+    for name in ["pip", "..", ".", "/", "no-such-model"] {
+        say(["rm", "--yes", name]).refused(1);
+    }
+    say(["pull", "acme/tiny", "--connections", "0"]).refused(2);
+    let mut pull = spinetail(["pull", "acme/tiny", "--output", "/nonexistent/x.qpack"]);
+    crate::common::run(pull.env("HF_ENDPOINT", "http://127.0.0.1:9")).refused(1);
+}
