@@ -1,6 +1,7 @@
 //! What a fork–join costs, in microseconds, for 1 to all threads: `pool_latency [THREADS]`.
 //!
 //! - `empty`: 32 empty chunks, one job after the other. Whoever comes first takes them.
+//! - `work`: 32 chunks of about a microsecond: what is left of it, and how well it is shared.
 //! - `hand-off`: one chunk per thread, each waiting until all have begun: every thread has got the job and reported.
 //! - `paced`: as `hand-off`, with 5 µs of the caller's own work between jobs, as in a decode step.
 //! - `asleep`: as `hand-off`, with 2 ms between jobs, so that the workers sleep.
@@ -9,7 +10,7 @@
 //! Each figure is the median over batches of a batch's mean, with the 10th and 90th percentiles.
 #![expect(clippy::print_stdout, reason = "it is a report")]
 
-use std::hint::spin_loop;
+use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,26 +22,34 @@ fn main() -> Result<(), PoolError> {
     let threads = std::env::args().nth(1).and_then(|n| n.parse().ok());
     let threads = threads.unwrap_or(PoolOptions::default().threads);
     println!("us per fork-join: median (10 %..90 %)");
-    println!(
-        "{:>7} {:>20} {:>20} {:>20} {:>20} {:>20}",
-        "threads", "empty", "hand-off", "paced", "asleep", "scope"
-    );
+    row("threads", ["empty", "work", "hand-off", "paced", "asleep", "scope"].map(str::to_owned));
     for threads in 1..=threads {
         let pool = Pool::new(PoolOptions { threads, ..PoolOptions::default() })?;
         let hand_off = || {
             let begun = AtomicUsize::new(0);
             pool.run(threads, &|_| meet(&begun, threads));
         };
-        println!(
-            "{threads:>7} {:>20} {:>20} {:>20} {:>20} {:>20}",
+        let figures = [
             measure(500, Duration::ZERO, || pool.run(32, &|_| ())),
+            measure(50, Duration::ZERO, || pool.run(32, &work)),
             measure(500, Duration::ZERO, hand_off),
             measure(200, Duration::from_micros(5), hand_off),
             measure(1, Duration::from_millis(2), hand_off),
             measure(5, Duration::ZERO, || scope(threads)),
-        );
+        ];
+        row(&threads.to_string(), figures);
     }
     Ok(())
+}
+
+fn row(threads: &str, figures: [String; 6]) {
+    println!("{threads:>7}{}", figures.map(|figure| format!(" {figure:>22}")).concat());
+}
+
+/// A chain of dependent additions.
+fn work(chunk: usize) {
+    let sum = (0..700).fold(chunk as f32, |sum, i| sum + black_box(i) as f32);
+    black_box(sum);
 }
 
 /// Times `job`, with `gap` before each.

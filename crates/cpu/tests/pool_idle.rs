@@ -1,21 +1,19 @@
 //! A pool without jobs takes no processor time. In a process of its own, since the process's time is what is read.
-#![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 #![cfg(target_os = "linux")]
 
 use std::time::Duration;
 
 use spinetail_cpu::{Pool, PoolOptions};
 
-/// User and system time of this process, in the system's ticks of 10 ms.
-fn ticks() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    // After the name, which may hold anything: state, then from the third field on; utime and stime are 14 and 15.
-    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11);
-    fields.take(2).map(|field| field.parse::<u64>().unwrap()).sum()
-}
-
 #[test]
 fn idle_threads_sleep() {
+    // User and system time of this process, in the system's ticks of 10 ms.
+    let ticks = || -> u64 {
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+        // The name comes second and may hold anything; from the third field on, utime and stime are the 14th and 15th.
+        let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11);
+        fields.take(2).map(|field| field.parse::<u64>().unwrap()).sum()
+    };
     let pool = Pool::new(PoolOptions { threads: 4, ..PoolOptions::default() }).unwrap();
     for _ in 0..1000 {
         pool.run(16, &|_| ());

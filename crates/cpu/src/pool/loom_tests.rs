@@ -64,7 +64,7 @@ fn every_chunk_runs_once_and_is_seen_after_the_join() {
 
 #[test]
 fn no_wake_up_is_lost() {
-    check(None, || {
+    check(3, || {
         let pool = pool(2);
         let (inside, all_inside) = (loom::sync::Mutex::new(0), loom::sync::Condvar::new());
         // A worker that slept through the job would leave the caller here alone, and loom with a deadlock.
@@ -87,8 +87,6 @@ fn a_late_worker_joins_the_job_that_it_finds() {
         // More chunks, another closure on the same stack, and what the first job wrote.
         pool.run(3, &|chunk| cells.add(chunk, 10));
         assert_eq!(cells.get(), [11, 11, 10]);
-        pool.run(2, &|chunk| cells.add(chunk, 100));
-        assert_eq!(cells.get(), [111, 111, 10]);
     });
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Spin {
 /// The budget never falls below this part of the limit, so that it can recover.
 const FLOOR: u32 = 16;
 /// The part of the limit that is polled without giving the processor away.
-const PAUSE: u32 = 4;
+const PAUSE: u32 = 8;
 /// Polls between two looks at the clock: about a microsecond.
 const BURST: u32 = 32;
 /// Times that a crowded thread lets the others go first.
