@@ -91,6 +91,8 @@ fn recognise(path: &Path) -> Option<ModelKind> {
         Err(ContainerError::Version { .. } | ContainerError::Feature { .. }) => {
             return Some(ModelKind::Container);
         }
+        // Ours by its name, and damaged: it must be possible to get rid of it.
+        Err(_) if name.ends_with(".qpack") && is_file("manifest.json") => return Some(ModelKind::Container),
         _ => {}
     }
     let has_weights = || {
@@ -110,7 +112,10 @@ pub fn remove_model(folder: &Path, name: &str) -> Result<u64, HubError> {
         && Path::new(name).file_name().is_some_and(|n| n == name)
         && !name.contains(['\\', ':', '\0']);
     if !plain {
-        return Err(refuse(Path::new(name), "a name of the models folder is needed, not a path"));
+        return Err(refuse(
+            Path::new(name),
+            "it is a path; give the name of a model in the folder for models",
+        ));
     }
     let all = list_models(folder)?;
     let found: Vec<&ModelEntry> =
@@ -118,7 +123,7 @@ pub fn remove_model(folder: &Path, name: &str) -> Result<u64, HubError> {
     if found.is_empty() {
         let path = folder.join(name);
         let why = match std::fs::symlink_metadata(&path) {
-            Err(_) => "there is no model of that name".to_owned(),
+            Err(_) => "there is no model of that name; the list of models has the names".to_owned(),
             Ok(m) if m.is_symlink() => "it is a link; remove it by hand".to_owned(),
             Ok(_) => "it is not a model that spinetail knows; remove it by hand".to_owned(),
         };

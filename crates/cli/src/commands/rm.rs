@@ -25,7 +25,14 @@ pub(crate) fn run(a: &RmArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     settings.print();
     let wanted = |e: &ModelEntry| e.name == a.name || e.name.strip_suffix(".qpack") == Some(&a.name);
     for folder in &folders {
-        let Some(entry) = list_models(folder)?.into_iter().find(wanted) else { continue };
+        let Some(entry) = list_models(folder)?.into_iter().find(wanted) else {
+            // What is there and no model (a link, a folder of something else) is refused with its own reason.
+            let names = [a.name.clone(), format!("{}.qpack", a.name)];
+            if let Some(name) = names.iter().find(|n| folder.join(n).symlink_metadata().is_ok()) {
+                remove_model(folder, name)?;
+            }
+            continue;
+        };
         if !a.yes && !confirmed(&entry)? {
             return Ok(());
         }

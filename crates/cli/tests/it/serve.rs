@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
 
-use crate::common::{say, spinetail};
+use crate::common::{run, say, spinetail};
 
 /// A server, ended with the test.
 struct Served {
@@ -63,6 +63,20 @@ fn what_cannot_be_served_is_refused() {
     say(["serve", "no-such-model"]).refused(1);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_damaged_container_can_be_removed_and_a_link_cannot() {
+    let folder = tempfile::tempdir().unwrap();
+    let (bad, link) = (folder.path().join("bad.qpack"), folder.path().join("link.qpack"));
+    std::fs::create_dir(&bad).unwrap();
+    std::fs::write(bad.join("manifest.json"), "{").unwrap();
+    std::os::unix::fs::symlink(&bad, &link).unwrap();
+    let rm = |name: &str| run(spinetail(["rm", "--yes", name]).env("SPINETAIL_MODELS", folder.path()));
+    assert!(rm("link").refused(1).contains("it is a link"));
+    assert!(rm("bad").ok().contains("removed"));
+    assert!(!bad.exists() && link.symlink_metadata().is_ok());
+}
+
 #[test]
 fn what_cannot_be_removed_or_fetched_is_refused() {
     for name in ["pip", "..", ".", "/", "no-such-model"] {
@@ -70,5 +84,5 @@ fn what_cannot_be_removed_or_fetched_is_refused() {
     }
     say(["pull", "acme/tiny", "--connections", "0"]).refused(2);
     let mut pull = spinetail(["pull", "acme/tiny", "--output", "/nonexistent/x.qpack"]);
-    crate::common::run(pull.env("HF_ENDPOINT", "http://127.0.0.1:9")).refused(1);
+    run(pull.env("HF_ENDPOINT", "http://127.0.0.1:9")).refused(1);
 }
