@@ -42,6 +42,7 @@ impl Order {
 
     /// The order of the kernels that look at each code through a 16-bit window: runs of 8, one of the block's first
     /// half and one of its last in turn, each shifted so that all products come out `2^WIDE_SHIFT` times too large.
+    #[cfg(target_arch = "x86_64")]
     pub(super) const fn wide(bits: usize) -> Self {
         let Self { from, mut shift, .. } = Self::narrow(&[0, 32, 8, 40, 16, 48, 24, 56], 1);
         let mut i = 0;

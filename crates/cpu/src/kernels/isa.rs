@@ -87,7 +87,7 @@ impl Isa {
     }
 
     /// Whether this processor has it.
-    #[cfg(target_arch = "aarch64")]
+    #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
     pub fn is_available(self) -> bool {
         use std::arch::is_aarch64_feature_detected as has;
         match self {
@@ -99,7 +99,7 @@ impl Isa {
     }
 
     /// Whether this processor has it.
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little"))))]
     pub fn is_available(self) -> bool {
         self == Self::Scalar
     }

@@ -8,8 +8,13 @@
 //! Nothing here allocates (except [`Activations`], which keeps its memory), starts a thread or reads the environment.
 #![allow(unsafe_code)]
 
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod aarch64_dot;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod aarch64_neon;
 mod activations;
 mod attention;
+mod bits;
 mod functions;
 mod generic;
 mod isa;

@@ -61,6 +61,12 @@ impl Table {
             Isa::Avx512 => Some(&super::x86_avx512::TABLE),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => Some(&super::x86_avx512vnni::TABLE),
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Isa::Neon => Some(&super::aarch64_neon::TABLE),
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Isa::NeonDotprod => Some(&super::aarch64_dot::DOTPROD),
+            #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+            Isa::NeonI8mm => Some(&super::aarch64_dot::I8MM),
             _ => None,
         }
     }

@@ -7,6 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
+use super::bits::{places, shifts};
 use super::table::{Table, fast, table};
 use super::vector::{Dot, Eight, Vector};
 
@@ -166,31 +167,6 @@ pub(super) unsafe fn words<const BITS: usize>(unit: *const u8, at: usize) -> __m
         _mm256_set1_epi32(dword(unit, low))
     } else {
         _mm256_set_m128i(_mm_set1_epi32(dword(unit, high)), _mm_set1_epi32(dword(unit, low)))
-    }
-}
-
-/// Where each code begins within its word.
-pub(super) const fn shifts<const BITS: usize>(at: usize) -> [i32; 8] {
-    let (low, high, first) = places::<BITS>(at);
-    let mut shifts = [0; 8];
-    let mut i = 0;
-    while i < 8 {
-        let word = if i < 4 { low } else { high };
-        shifts[i] = (first + i * BITS + 8 * low - 8 * word) as i32;
-        i += 1;
-    }
-    shifts
-}
-
-/// The offsets of the words in which the first and the last four of eight codes lie whole, and the bit of the first
-/// word at which the first code begins.
-const fn places<const BITS: usize>(at: usize) -> (usize, usize, usize) {
-    match BITS {
-        2 => (at / 2 * 4, at / 2 * 4, at % 2 * 16),
-        // The last word would pass the end of the unit.
-        3 if at == 3 => (8, 8, 8),
-        3 | 4 => (BITS * at, BITS * at, 0),
-        _ => (BITS * at, BITS * at + BITS - 4, 0),
     }
 }
 

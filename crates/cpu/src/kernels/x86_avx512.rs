@@ -6,9 +6,10 @@
 
 use std::arch::x86_64::*;
 
+use super::bits::shifts;
 use super::table::{Table, table};
 use super::vector::{Eight, Vector};
-use super::x86_avx2::{self, shifts, words};
+use super::x86_avx2::{self, words};
 
 /// Sixteen f32 in one register.
 #[derive(Clone, Copy)]

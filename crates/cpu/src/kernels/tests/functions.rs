@@ -80,11 +80,11 @@ fn numbers_that_are_none_stay_so() {
 
 #[test]
 fn exp_is_within_1_01_units_in_the_last_place() {
-    // Every 97th f32 from −104 to 89, by the detected instruction set: the others have the same bytes.
+    // Every 997th f32 from −104 to 89, by the detected instruction set: the others have the same bytes.
     let k = Kernels::detect();
     let mut worst = (0.0, 0.0);
     for (from, to) in [(0.0f32, 89.0f32), (-0.0, -104.0)] {
-        let bits: Vec<u32> = (from.to_bits()..to.to_bits()).step_by(97).collect();
+        let bits: Vec<u32> = (from.to_bits()..to.to_bits()).step_by(997).collect();
         for bits in bits.chunks(1 << 16) {
             let x: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
             for (&x, y) in x.iter().zip(on(&x, |x| k.exp(x))) {
