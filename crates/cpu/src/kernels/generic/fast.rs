@@ -95,8 +95,9 @@ impl<D: Dot, const BITS: usize, const GROUP: usize> Tile for Product<'_, D, BITS
                     for n in 0..N {
                         lines[n] = x[n].codes.add(first * GROUP / BLOCK * line_bytes);
                     }
-                    let dots = Chunk::<D, BITS, GROUP, N> { codes, lines, d: PhantomData }.sums();
+                    // Before the sums: the compiler would move those past the branches in here, a spilled product each.
                     let (scales, biases) = self.scales.eight::<D::Floats>(row, first, count);
+                    let dots = Chunk::<D, BITS, GROUP, N> { codes, lines, d: PhantomData }.sums();
                     for n in 0..N {
                         let scales = scales.mul(D::Floats::load(x[n].scales.add(first)));
                         let sum = dots[n].fma(scales, sums[n]);
