@@ -6,15 +6,19 @@
 #![allow(clippy::print_stdout)]
 
 use std::hint::black_box;
+use std::ops::Range;
 use std::sync::Barrier;
 use std::time::Instant;
 
-use spinetail_core::{Affine, BITS, DType, Format, Part, TensorSpec};
+use spinetail_core::{Affine, BITS, DType, Format, Part, TensorLayout, TensorSpec};
 use spinetail_cpu::kernels::{Activations, Isa, Kernels, SharedOut, Weights};
 
 /// Shape of one matrix: rows are those of a projection of the 35B model.
 const ROWS: usize = 2048;
 const COLUMNS: usize = 2048;
+
+/// Products of one small matrix in a round.
+const REPEATS: usize = 400;
 
 struct Options {
     isa: Option<Isa>,
@@ -98,64 +102,71 @@ fn read(bytes: &[u8]) -> u64 {
     sums.iter().fold(0, |a, b| a ^ b)
 }
 
-/// Products of all `matrices`, `repeat` times: thread `t` of `threads` takes its share of the rows of each.
+/// Products of a range of rows of all `matrices`, `repeat` times.
 fn products(
     k: Kernels,
     precision: &str,
     matrices: &[Weights<'_>],
+    rows: Range<usize>,
     acts: &Activations,
-    threads: usize,
-    t: usize,
     repeat: usize,
 ) {
     let mut out = vec![0.0f32; ROWS * acts.rows()];
     let out = SharedOut::new(&mut out, ROWS);
-    let rows = ROWS * t / threads..ROWS * (t + 1) / threads;
     for w in std::iter::repeat_n(matrices, repeat).flatten() {
-        if precision == "exact" {
-            k.exact(w, rows.clone(), acts.x(), &out);
-        } else {
-            k.fast(w, rows.clone(), acts, &out);
+        match precision {
+            "exact" => k.exact(w, rows.clone(), acts.x(), &out),
+            _ => k.fast(w, rows.clone(), acts, &out),
         }
     }
 }
 
-/// One line of the table: a format on an instruction set.
-fn measure(o: &Options, k: Kernels, format: Format, memory: &[u8], scales: &[u8]) {
+/// One line of the table: a format on an instruction set. Matrices lie in memory as in a container: codes, then scales,
+/// then biases.
+fn measure(o: &Options, k: Kernels, format: Format, memory: &mut [u8]) {
     let spec = TensorSpec { shape: vec![ROWS, COLUMNS], format };
-    let each = spec.part_bytes(Part::Weight);
-    let matrices: Vec<_> =
-        memory.chunks_exact(each).map(|w| Weights::new(&spec, [w, scales, scales])).collect();
+    let whole = TensorLayout::packed(spec, 0);
+    let stride = whole.1.next_multiple_of(64) as usize;
+    for place in memory.chunks_exact_mut(stride) {
+        // Scales of ordinary size: products of random bytes are often denormal, which costs ten times as much.
+        for part in whole.0.spec.parts().iter().skip(1) {
+            let small = place[whole.0.range(*part)].chunks_exact_mut(2).enumerate();
+            for (i, bytes) in small {
+                bytes.copy_from_slice(&[(i * 37 % 251) as u8, 0x3c | (i as u8 & 1) << 7]);
+            }
+        }
+    }
+    let memory = &*memory;
+    let parts = memory.chunks_exact(stride).map(|m| Part::ALL.map(|part| whole.0.slice(m, part)));
+    let matrices: Vec<_> = parts.map(|parts| Weights::new(&whole.0.spec, parts)).collect();
     let mut acts = Activations::new();
     let x: Vec<f32> = (0..COLUMNS * o.batch).map(|i| ((i * 7919 % 997) as f32 - 498.0) / 498.0).collect();
     acts.set(&x, COLUMNS);
     if let Format::Affine(a) = format {
         acts.prepare(&k, a);
     }
-    print!("{:12} {:30}", k.isa().name(), format.to_string());
+    print!("{:12} {:8}", k.isa().name(), name(format));
     for precision in ["exact", "fast"] {
         for threads in [1, 2] {
-            let bytes = matrices.len() * spec.bytes();
-            let far =
-                rate(threads, o.rounds, bytes, |t| products(k, precision, &matrices, &acts, threads, t, 1));
-            // One matrix a thread would not fit the second-level cache at 8 bits: an eighth of its rows does.
-            let small = TensorSpec { shape: vec![ROWS / 8, COLUMNS], format };
-            let near = rate(threads, o.rounds, small.bytes() * 400 * threads, |t| {
-                let part = &memory[t * small.part_bytes(Part::Weight)..];
-                let w = Weights::new(&small, [part, scales, scales]);
-                let mut out = vec![0.0f32; ROWS / 8 * acts.rows()];
-                let out = SharedOut::new(&mut out, ROWS / 8);
-                for _ in 0..400 {
-                    match precision {
-                        "exact" => k.exact(&w, 0..ROWS / 8, acts.x(), &out),
-                        _ => k.fast(&w, 0..ROWS / 8, &acts, &out),
-                    }
-                }
+            let bytes = matrices.len() * whole.0.spec.bytes();
+            let far = rate(threads, o.rounds, bytes, |t| {
+                products(k, precision, &matrices, ROWS * t / threads..ROWS * (t + 1) / threads, &acts, 1);
+            });
+            // A matrix would not fit the second-level cache at 8 bits: an eighth of its rows does.
+            let near = rate(threads, o.rounds, whole.0.spec.bytes() / 8 * REPEATS * threads, |t| {
+                products(k, precision, &matrices[t..=t], 0..ROWS / 8, &acts, REPEATS);
             });
             print!(" | {precision} {threads}T {far} {near}");
         }
     }
     println!();
+}
+
+fn name(format: Format) -> String {
+    match format {
+        Format::Plain(dtype) => dtype.to_string(),
+        Format::Affine(a) => format!("{} g{}", a.bits, a.group_size),
+    }
 }
 
 fn main() -> Result<(), String> {
@@ -168,8 +179,6 @@ fn main() -> Result<(), String> {
     }
     // Finite plain weights too: the top bit of an exponent is never set, in bf16, f16 or f32.
     memory.iter_mut().skip(1).step_by(2).for_each(|b| *b &= 0xbf);
-    let mut scales = Vec::new();
-    (0..ROWS * COLUMNS / 32).for_each(|i| DType::F32.put(((i % 17) as f32 - 8.0) / 256.0, &mut scales));
     println!(
         "GB/s of packed weights, best (worst) of {} rounds, batch {}; each: from memory, from cache",
         o.rounds, o.batch
@@ -185,10 +194,10 @@ fn main() -> Result<(), String> {
         let Some(k) = Kernels::for_isa(isa) else { continue };
         for bits in BITS.into_iter().filter(|&bits| o.bits.is_none_or(|only| only == bits)) {
             let affine = Affine { bits, group_size: o.group, scales: DType::Bf16 };
-            measure(&o, k, Format::Affine(affine), &memory, &scales);
+            measure(&o, k, Format::Affine(affine), &mut memory);
         }
         if o.bits.is_none_or(|only| only == 16) {
-            measure(&o, k, Format::Plain(DType::Bf16), &memory, &scales);
+            measure(&o, k, Format::Plain(DType::Bf16), &mut memory);
         }
     }
     Ok(())

@@ -207,13 +207,9 @@ pub(super) trait Dot {
     unsafe fn half_sums(a: Self::Partial, b: Self::Partial) -> Self::Floats;
 }
 
-/// Bytes ahead of those at hand that products ask for.
-pub(super) const PREFETCH_BYTES: usize = 2048;
-
-/// Asks for the cache line `PREFETCH_BYTES` past `p`, which may lie anywhere.
+/// Asks for the cache line of `p`, which may lie anywhere.
 #[inline(always)]
 pub(super) fn prefetch(p: *const u8) {
-    let p = p.wrapping_add(PREFETCH_BYTES);
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of x86-64, and a prefetch reads nothing that a program could see: any address will do.
     unsafe {

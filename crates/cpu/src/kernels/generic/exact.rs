@@ -10,7 +10,7 @@ use std::ops::Range;
 use spinetail_core::{Affine, DType};
 
 use super::scales::Scales;
-use super::tiles::{Tile, run};
+use super::tiles::{AHEAD_BYTES, Tile, run};
 use crate::kernels::activations::CHUNK;
 use crate::kernels::operands::{SharedOut, Weights};
 use crate::kernels::vector::{DTYPES, LANES, Vector, prefetch};
@@ -76,6 +76,8 @@ impl<V: Vector, const DTYPE: usize> Tile for Plain<'_, V, DTYPE> {
         let (dtype, columns) = (DTYPES[DTYPE], self.w.columns);
         let stride = columns * dtype.bytes();
         let w = self.w.weight[row * stride..(row + R) * stride].as_ptr();
+        // The next rows of this tile are being read already.
+        let ahead = AHEAD_BYTES.max(R * stride);
         // SAFETY: the rows were just checked to lie within the weights, and the caller has rows of x; the reads below
         // stay within a row.
         unsafe {
@@ -89,7 +91,7 @@ impl<V: Vector, const DTYPE: usize> Tile for Plain<'_, V, DTYPE> {
                 }
                 for r in 0..R {
                     let w = w.add(r * stride + at * dtype.bytes());
-                    prefetch(w);
+                    prefetch(w.wrapping_add(ahead));
                     let w = V::widen(dtype, w);
                     for n in 0..N {
                         sums[r][n] = w.fma(xs[n], sums[r][n]);
@@ -132,6 +134,8 @@ impl<V: Vector, const BITS: usize> Tile for Coded<'_, V, BITS> {
         let (group, columns) = (self.a.group_size, self.w.columns);
         let (groups, stride) = (columns / group, self.a.code_bytes(columns));
         let codes = self.w.weight[row * stride..(row + R) * stride].as_ptr();
+        // About the next tile, as for plain weights; a constant, since this loop is short of registers.
+        let ahead = AHEAD_BYTES / 4 * BITS;
         // SAFETY: the rows were just checked to lie within the weights, and the caller has rows of x; columns are a
         // multiple of the group size, and that of 32.
         unsafe {
@@ -156,7 +160,7 @@ impl<V: Vector, const BITS: usize> Tile for Coded<'_, V, BITS> {
                             for r in 0..R {
                                 let unit = codes.add(r * stride + at / 8 * BITS);
                                 if half == 0 {
-                                    prefetch(unit);
+                                    prefetch(unit.wrapping_add(ahead));
                                 }
                                 let q = V::codes::<BITS>(unit, half);
                                 let w = q.fma(V::splat(scales[r][g]), V::splat(biases[r][g]));

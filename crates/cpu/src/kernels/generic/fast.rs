@@ -10,7 +10,7 @@ use std::ops::Range;
 use spinetail_core::Affine;
 
 use super::scales::Scales;
-use super::tiles::{Tile, run};
+use super::tiles::{AHEAD_BYTES, Tile, run};
 use crate::kernels::activations::{BLOCK, CHUNK, Coded, WIDE_SHIFT, width_index};
 use crate::kernels::operands::{SharedOut, Weights};
 use crate::kernels::vector::{Dot, Eight, prefetch};
@@ -205,7 +205,7 @@ impl<D: Dot, const BITS: usize, const GROUP: usize, const N: usize> Chunk<D, BIT
         let line_bytes = if D::ORDERS[width_index(BITS)].wide { 2 * BLOCK } else { BLOCK };
         let codes = self.codes.wrapping_add(i * bytes);
         if i == 0 || i * bytes / 64 != (i - 1) * bytes / 64 {
-            prefetch(codes);
+            prefetch(codes.wrapping_add(AHEAD_BYTES));
         }
         let mut lines = self.lines;
         for line in &mut lines {

@@ -8,6 +8,9 @@ use crate::kernels::operands::SharedOut;
 /// Rows whose weights stay in the first-level cache while a batch passes by.
 const PANEL: usize = 16;
 
+/// Bytes ahead of the weights at hand that a product asks for.
+pub(super) const AHEAD_BYTES: usize = 4096;
+
 /// A product of which tiles can be computed.
 pub(super) trait Tile {
     /// One input row.
