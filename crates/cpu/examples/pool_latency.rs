@@ -1,7 +1,7 @@
 //! What a fork–join costs, in microseconds, for 1 to all threads: `pool_latency [THREADS]`.
 //!
 //! - `empty`: 32 empty chunks, one job after the other. Whoever comes first takes them.
-//! - `work`: 32 chunks of about a microsecond: what is left of it, and how well it is shared.
+//! - `work`: 32 chunks of under a microsecond of arithmetic: what is left of it, and how well it is shared.
 //! - `hand-off`: one chunk per thread, each waiting until all have begun: every thread has got the job and reported.
 //! - `paced`: as `hand-off`, with 5 µs of the caller's own work between jobs, as in a decode step.
 //! - `asleep`: as `hand-off`, with 2 ms between jobs, so that the workers sleep.
