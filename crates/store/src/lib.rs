@@ -11,6 +11,7 @@
 //! [`SlotMemory`]: spinetail_core::SlotMemory
 
 mod lru;
+pub mod policy;
 mod slot;
 mod store;
 
