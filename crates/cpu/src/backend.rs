@@ -10,7 +10,7 @@ use spinetail_store::Lease;
 use crate::attention::Attention;
 use crate::compute::{Compute, CpuOptions, Product};
 use crate::delta::{Delta, DeltaInputs};
-use crate::kernels::Activations;
+use crate::kernels::{Activations, Isa};
 use crate::moe::{Moe, add, choose};
 use crate::sequence::Sequence;
 use crate::weights::{LayerWeights, Loader, Mixer, Weights};
@@ -69,6 +69,16 @@ impl CpuBackend {
             moe: Moe::default(),
             config,
         })
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.compute.pool.threads()
+    }
+
+    /// The instruction set of the kernels.
+    pub fn isa(&self) -> Isa {
+        self.compute.kernels.isa()
     }
 
     /// Checks that each row continues its sequence and takes the rows on.
@@ -139,6 +149,16 @@ impl Backend for CpuBackend {
         self.next_sequence += 1;
         self.sequences.insert(id, Sequence::new(capacity, &self.config, self.compute.precision)?);
         Ok(id)
+    }
+
+    fn fill_sequence(&mut self, sequence: SequenceId, length: u32, seed: u64) -> Result<(), BackendError> {
+        let s = self.sequences.get_mut(&sequence).ok_or(BackendError::UnknownSequence { sequence })?;
+        if length > s.capacity {
+            return Err(BackendError::ContextFull { capacity: s.capacity });
+        }
+        let kv_width = self.config.attention.kv_heads * self.config.attention.head_dim;
+        s.fill(&self.compute.kernels, length, kv_width, seed);
+        Ok(())
     }
 
     fn drop_sequence(&mut self, sequence: SequenceId) {

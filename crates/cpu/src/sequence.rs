@@ -111,6 +111,29 @@ impl Sequence {
         })
     }
 
+    /// Random keys, values and states for `length` positions; see [`Backend::fill_sequence`].
+    ///
+    /// [`Backend::fill_sequence`]: spinetail_model::Backend::fill_sequence
+    pub(crate) fn fill(&mut self, kernels: &Kernels, length: u32, kv_width: usize, seed: u64) {
+        let mut state = seed;
+        for kv in &mut self.kv {
+            kv.truncate(0);
+            // A position is a window of one table at a random place: drawing each number would take minutes at long
+            // contexts.
+            let table: Vec<f32> = (0..4 * kv_width).map(|_| random(&mut state)).collect();
+            for _ in 0..length {
+                let at = |state: &mut u64| (random(state).abs() * (3 * kv_width) as f32) as usize;
+                let (k, v) = (at(&mut state), at(&mut state));
+                kv.push(kernels, &table[k..k + kv_width], &table[v..v + kv_width]);
+            }
+        }
+        for part in self.delta.iter_mut().flat_map(|d| [&mut d.s, &mut d.conv]) {
+            // As small as a state is that decays.
+            part.iter_mut().for_each(|x| *x = 0.1 * random(&mut state));
+        }
+        self.length = length;
+    }
+
     pub(crate) fn save(&self, sequence: SequenceId) -> SavedState {
         let parts = self.delta.iter().flat_map(|d| [&d.s, &d.conv]);
         let recurrent: Vec<f32> = parts.flatten().copied().collect();
@@ -147,6 +170,15 @@ impl Sequence {
         self.length = state.position;
         Ok(())
     }
+}
+
+/// The next of a sequence of numbers in −1..1 (splitmix64).
+fn random(state: &mut u64) -> f32 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    ((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
 /// Room for `n` elements, or an error instead of the end of the process.

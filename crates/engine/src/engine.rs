@@ -10,9 +10,10 @@ use spinetail_core::{Limits, ModelConfig, ModelSource, RecordSource};
 pub use spinetail_cpu::Precision;
 pub use spinetail_cpu::kernels::{Isa, UnknownIsa};
 use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory};
-use spinetail_model::{Backend, Scratch};
+use spinetail_model::{Backend, Scratch, StepError};
 use spinetail_store::{ExpertStore, StoreOptions, StoreStats};
 
+use crate::bench::TokenBytes;
 use crate::error::EngineError;
 use crate::memory::MemoryPlan;
 use crate::session::Session;
@@ -50,6 +51,11 @@ pub(crate) struct Inner {
     pub(crate) config: ModelConfig,
     pub(crate) context: u32,
     plan: MemoryPlan,
+    pub(crate) precision: Precision,
+    threads: usize,
+    isa: Isa,
+    /// Of a token with nothing before it.
+    pub(crate) token_bytes: TokenBytes,
     text: std::sync::OnceLock<Arc<TextModel>>,
     compute: Mutex<Compute>,
 }
@@ -83,9 +89,10 @@ impl Engine {
             done += bytes;
             progress(done.min(total), total);
         })?;
+        let (threads, isa) = (backend.threads(), backend.isa());
+        let token_bytes = TokenBytes::of(&*source);
         let records: Arc<dyn RecordSource> = source;
-        let store_options =
-            StoreOptions { budget_bytes: plan.slots_bytes as usize, layers: config.layers.len() as u16 };
+        let store_options = StoreOptions::new(plan.slots_bytes as usize, config.layers.len() as u16);
         let store = ExpertStore::new(records, Box::new(HostMemory), store_options);
         let compute = Compute { backend: Box::new(backend), store, scratch: Scratch::default() };
         Ok(Self {
@@ -94,6 +101,10 @@ impl Engine {
                 config,
                 context: options.context,
                 plan,
+                precision: options.precision,
+                threads,
+                isa,
+                token_bytes,
                 text: std::sync::OnceLock::new(),
                 compute: Mutex::new(compute),
             }),
@@ -103,6 +114,16 @@ impl Engine {
     /// The model's shape.
     pub fn config(&self) -> &ModelConfig {
         &self.inner.config
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.inner.threads
+    }
+
+    /// The instruction set of the kernels.
+    pub fn isa(&self) -> Isa {
+        self.inner.isa
     }
 
     /// How the budget is divided.
@@ -122,6 +143,15 @@ impl Engine {
     /// A new, empty session.
     pub fn session(&self) -> Result<Session, EngineError> {
         Session::new(self.clone())
+    }
+
+    /// Reads expert records into slots until all are there or the slots are full, as they lie on the drive.
+    ///
+    /// `progress` is told records read and records to read.
+    pub fn preload(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), EngineError> {
+        let mut compute = self.compute();
+        compute.store.preload(progress).map_err(StepError::from)?;
+        Ok(())
     }
 
     /// Counters of the expert store.

@@ -6,6 +6,7 @@ use std::path::Path;
 use spinetail_checkpoint::open_model;
 use spinetail_core::{ModelConfig, Projection, dense_specs};
 
+use crate::bench::TokenBytes;
 use crate::error::EngineError;
 use crate::memory::MemoryPlan;
 
@@ -45,7 +46,7 @@ pub fn inspect(path: &Path, context: u32, memory_bytes: Option<u64>) -> Result<M
     let plan = MemoryPlan::new(&*source, context, memory_bytes)?;
     let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
     let mut formats: BTreeMap<String, u64> = BTreeMap::new();
-    let (mut dense, mut active, mut dense_bytes_per_token) = (0, 0, 0);
+    let (mut dense, mut active) = (0, 0);
     for asked in dense_specs(&c).iter().filter(|s| !s.name.starts_with("mtp.")) {
         let Some(spec) = source.dense_spec(&asked.name) else { continue };
         *formats.entry(spec.format.to_string()).or_default() += spec.bytes() as u64;
@@ -53,11 +54,9 @@ pub fn inspect(path: &Path, context: u32, memory_bytes: Option<u64>) -> Result<M
         // Of an embedding that is not also the head, a token touches one row.
         let one_row = asked.name == "embed_tokens" && !c.tied_embeddings;
         active += if one_row { spec.columns() as u64 } else { elements(&spec.shape) };
-        dense_bytes_per_token +=
-            if one_row { (spec.bytes() / spec.rows()) as u64 } else { spec.bytes() as u64 };
     }
     let mut expert_formats: BTreeMap<String, usize> = BTreeMap::new();
-    let (mut experts_bytes, mut expert_bytes_per_token) = (0, 0);
+    let mut experts_bytes = 0;
     for layout in (0..c.layers.len()).filter_map(|l| source.record_layout(l as u16)) {
         let names: Vec<String> = Projection::ALL.map(|p| layout.get(p).spec.format.to_string()).to_vec();
         let same = names.iter().all(|n| *n == names[0]);
@@ -68,16 +67,16 @@ pub fn inspect(path: &Path, context: u32, memory_bytes: Option<u64>) -> Result<M
         };
         *expert_formats.entry(name).or_default() += 1;
         experts_bytes += layout.bytes * c.moe.experts as u64;
-        expert_bytes_per_token += layout.bytes * c.moe.top_k as u64;
     }
+    let token = TokenBytes::of(&*source);
     let expert = 3 * (c.hidden * c.moe.intermediate * c.layers.len()) as u64;
     Ok(ModelSummary {
         parameters: dense + expert * c.moe.experts as u64,
         active_parameters: active + expert * c.moe.top_k as u64,
         record_bytes: plan.slot_bytes,
         experts_bytes,
-        expert_bytes_per_token,
-        dense_bytes_per_token,
+        expert_bytes_per_token: token.experts,
+        dense_bytes_per_token: token.dense,
         dense_formats: formats.into_iter().collect(),
         expert_formats: expert_formats.into_iter().collect(),
         config: c,

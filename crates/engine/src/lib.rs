@@ -3,6 +3,7 @@
 //! Everything that people use (command line, server, bindings) is built on these two. No HTTP, no command line and no
 //! environment: settings come as arguments.
 
+mod bench;
 mod chat;
 mod dump;
 mod engine;
@@ -14,6 +15,7 @@ mod perplexity;
 mod session;
 pub mod text;
 
+pub use bench::{BenchOptions, Measured, TokenBytes};
 pub use chat::ChatPrompt;
 pub use dump::dump_logits;
 pub use engine::{Engine, EngineOptions, Isa, Precision, UnknownIsa, load_text};

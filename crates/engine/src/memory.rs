@@ -1,6 +1,7 @@
 //! How a memory budget is divided before anything is loaded.
 
 use spinetail_core::{ModelSource, dense_specs, mtp_prefix};
+use spinetail_store::slot_bytes;
 
 use crate::error::EngineError;
 
@@ -46,7 +47,7 @@ impl MemoryPlan {
         let resident = dense_specs(c).into_iter().filter(|s| !s.name.starts_with(mtp));
         let dense_bytes = resident.filter_map(|s| source.dense_spec(&s.name).map(|s| s.bytes() as u64)).sum();
         let layouts = (0..c.layers.len()).filter_map(|l| source.record_layout(l as u16));
-        let slot_bytes = layouts.map(|l| l.bytes.next_multiple_of(4096)).max().unwrap_or(4096);
+        let slot_bytes = layouts.map(|l| slot_bytes(l.bytes)).max().unwrap_or_else(|| slot_bytes(1));
         let records_bytes = slot_bytes * (c.layers.len() * c.moe.experts) as u64;
         let widest =
             [c.delta.conv_channels(), 2 * c.attention.heads * c.attention.head_dim, c.hidden, c.moe.experts];

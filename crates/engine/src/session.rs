@@ -149,6 +149,15 @@ impl Session {
         Ok(())
     }
 
+    /// Begins again with `length` positions of random keys, values and state (see `Backend::fill_sequence`); the timeline
+    /// is token 0 that many times.
+    pub(crate) fn fill(&mut self, length: u32, seed: u64) -> Result<(), EngineError> {
+        self.reset()?;
+        self.engine.compute().backend.fill_sequence(self.sequence, length, seed)?;
+        self.tokens.resize(length as usize, 0);
+        Ok(())
+    }
+
     /// Keeps as much of the timeline as `tokens` shares with it; returns how much that is. At least one token is left
     /// to run, because logits come from running.
     fn rewind(&mut self, tokens: &[u32]) -> Result<usize, EngineError> {

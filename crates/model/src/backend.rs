@@ -164,6 +164,11 @@ pub trait Backend: Send {
     /// A new sequence of at most `capacity` positions.
     fn create_sequence(&mut self, capacity: u32) -> Result<SequenceId, BackendError>;
 
+    /// Forgets a sequence and begins it again with `length` positions of random keys, values and recurrent state, so
+    /// that a step at a long context can be measured without running that context first. The same `seed` gives the
+    /// same numbers; they mean nothing.
+    fn fill_sequence(&mut self, sequence: SequenceId, length: u32, seed: u64) -> Result<(), BackendError>;
+
     /// Forgets a sequence. Unknown ids are ignored.
     fn drop_sequence(&mut self, sequence: SequenceId);
 

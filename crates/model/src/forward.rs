@@ -1,9 +1,9 @@
 //! One pass of a batch through the layers: the backend computes, the store fetches, this decides the order.
 
 use spinetail_core::{ExpertId, LayerKind, ModelConfig};
-use spinetail_store::{ExpertStore, StoreError};
+use spinetail_store::{ExpertStore, StoreError, Use};
 
-use crate::{Backend, BackendError, RoutedRow, Routing, Row};
+use crate::{Backend, BackendError, Lookahead, RoutedRow, Routing, Row};
 
 /// Why a step failed. The sequences of the batch are then in an undefined state and have to be dropped or restored.
 #[derive(Debug, thiserror::Error)]
@@ -17,10 +17,20 @@ pub enum StepError {
     Store(#[from] StoreError),
 }
 
-/// Memory that steps reuse.
+/// Batches of at most this many rows are decoding, as several users or drafts do; larger ones are prefill chunks.
+const MAX_DECODE_ROWS: usize = 8;
+
+/// How much a use by a prefill chunk says about the next token.
+const SWEEP_WEIGHT: f32 = 0.05;
+
+/// Memory that steps reuse, and what they learn from each other.
 #[derive(Debug, Default)]
 pub struct Scratch {
+    /// Whether the next layer's experts are read ahead.
+    pub lookahead: Lookahead,
     routing: Routing,
+    /// What the next layer may need.
+    guess: Vec<ExpertId>,
     /// Distinct experts of the batch, ascending, and the rows of each: `rows[starts[i]..starts[i + 1]]`.
     ids: Vec<ExpertId>,
     starts: Vec<usize>,
@@ -65,10 +75,21 @@ pub fn step(
     scratch: &mut Scratch,
     after_layer: &mut dyn FnMut(usize, &mut dyn Backend) -> Result<(), BackendError>,
 ) -> Result<(), StepError> {
+    let how = match rows.len() {
+        ..=MAX_DECODE_ROWS => Use::DECODE,
+        _ => Use { weight: SWEEP_WEIGHT, sweep: true, in_order: true },
+    };
+    let looks_ahead = !how.sweep && !store.holds_everything();
+    let ahead = looks_ahead && scratch.lookahead.begin();
     backend.embed(rows)?;
     for (layer, &kind) in config.layers.iter().enumerate() {
-        run_layer(backend, store, layer, kind, scratch)?;
+        let next = Some(layer + 1).filter(|&l| ahead && l < config.layers.len());
+        run_layer(backend, store, layer, kind, how, next, scratch)?;
         after_layer(layer, backend)?;
+    }
+    store.tick();
+    if looks_ahead {
+        scratch.lookahead.end();
     }
     Ok(())
 }
@@ -78,6 +99,8 @@ fn run_layer(
     store: &mut ExpertStore,
     layer: usize,
     kind: LayerKind,
+    how: Use,
+    next: Option<usize>,
     scratch: &mut Scratch,
 ) -> Result<(), StepError> {
     match kind {
@@ -87,7 +110,20 @@ fn run_layer(
     // The one place where the host has to wait for the backend: which records are needed is known only now.
     backend.route(layer, &mut scratch.routing)?;
     scratch.group(layer);
-    let mut fetch = store.fetch(&scratch.ids);
+    let mut fetch = store.fetch(&scratch.ids, how)?;
+    if let Some(next) = next {
+        // On the residual as it is now: this layer's experts are yet to be added, and most of the next one's are seen.
+        backend.predict(next, &mut scratch.routing)?;
+        scratch.guess.clear();
+        for &expert in &scratch.routing.ids {
+            let id = ExpertId { layer: next as u16, expert };
+            if !scratch.guess.contains(&id) {
+                scratch.guess.push(id);
+            }
+        }
+        fetch.guess(&scratch.guess)?;
+    }
+    // What follows, and the records that are in memory, are computed while the others are read.
     backend.shared_expert(layer)?;
     while let Some((i, lease)) = fetch.next()? {
         let rows = &scratch.rows[scratch.starts[i]..scratch.starts[i + 1]];

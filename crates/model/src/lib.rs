@@ -6,7 +6,9 @@
 
 mod backend;
 mod forward;
+mod lookahead;
 pub mod reference;
 
 pub use backend::{Backend, BackendError, RoutedRow, Routing, Row, SavedState, SequenceId};
 pub use forward::{Scratch, StepError, step};
+pub use lookahead::{Lookahead, LookaheadMode};

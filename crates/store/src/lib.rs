@@ -10,10 +10,21 @@
 //! [`ExpertId`]: spinetail_core::ExpertId
 //! [`SlotMemory`]: spinetail_core::SlotMemory
 
-mod lru;
+mod error;
+mod faults;
+mod fetch;
 pub mod policy;
+mod readers;
+mod slabs;
 mod slot;
+mod stats;
 mod store;
 
+pub use error::StoreError;
+pub use faults::{Fault, FaultySource};
+pub use fetch::Fetch;
+pub use policy::PolicyKind;
+pub use slabs::slot_bytes;
 pub use slot::Lease;
-pub use store::{ExpertStore, Fetch, StoreError, StoreOptions, StoreStats};
+pub use stats::StoreStats;
+pub use store::{ExpertStore, StoreOptions, Use};

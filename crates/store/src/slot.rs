@@ -55,14 +55,7 @@ impl Slot {
 #[derive(Clone)]
 pub struct Lease {
     pub(crate) id: ExpertId,
-    pub(crate) held: Held,
-}
-
-#[derive(Clone)]
-pub(crate) enum Held {
-    Slot(Arc<Slot>),
-    /// A pass-through buffer, used when every slot is leased or there are none.
-    Buffer(Arc<Vec<u8>>),
+    pub(crate) slot: Arc<Slot>,
 }
 
 impl Lease {
@@ -73,10 +66,7 @@ impl Lease {
 
     /// The record's bytes, then whatever the slot holds past its end.
     pub fn bytes(&self) -> &[u8] {
-        match &self.held {
-            Held::Slot(slot) => slot.bytes(),
-            Held::Buffer(bytes) => bytes,
-        }
+        self.slot.bytes()
     }
 }
 

@@ -4,10 +4,12 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Mutex;
+use std::time::Duration;
 
-use spinetail_core::{DType, RecordLayout, Slab, TensorSpec};
+use spinetail_core::{DType, ReadError, RecordLayout, SLAB_ALIGN, Slab, SlabError, TensorSpec};
 
 use super::*;
+use crate::{Fault, FaultySource};
 
 struct TestSlab(NonNull<u8>, Layout);
 
@@ -47,7 +49,6 @@ impl SlotMemory for TestMemory {
 struct TestSource {
     layout: RecordLayout,
     reads: Mutex<Vec<ExpertId>>,
-    broken: Option<ExpertId>,
 }
 
 fn byte(id: ExpertId) -> u8 {
@@ -64,56 +65,77 @@ impl RecordSource for TestSource {
     fn read_record(&self, id: ExpertId, out: &mut [u8]) -> Result<(), ReadError> {
         self.reads.lock().unwrap().push(id);
         out.fill(byte(id));
-        match self.broken == Some(id) {
-            true => Err(ReadError::Unknown { what: id.to_string() }),
-            false => Ok(()),
-        }
+        Ok(())
     }
 }
 
-fn source(broken: Option<ExpertId>) -> Arc<TestSource> {
+fn source() -> Arc<TestSource> {
     let m = || TensorSpec::plain(&[32, 32], DType::F32);
     let layout = RecordLayout::packed(m(), m(), m());
-    Arc::new(TestSource { layout, reads: Mutex::default(), broken })
+    Arc::new(TestSource { layout, reads: Mutex::default() })
+}
+
+const SLOT: usize = 16384;
+
+/// Least recently used, one reader: what happens can be said beforehand.
+fn plain(slots: usize) -> StoreOptions {
+    StoreOptions { readers: 1, policy: PolicyKind::Lru, ..StoreOptions::new(slots * SLOT, 3) }
+}
+
+fn store_with(source: Arc<dyn RecordSource>, options: StoreOptions) -> ExpertStore {
+    let store = ExpertStore::new(source, Box::new(TestMemory), options);
+    assert_eq!((store.slot_bytes(), store.max_slots()), (SLOT, (options.budget_bytes / SLOT).min(24)));
+    store
 }
 
 fn store(source: &Arc<TestSource>, slots: usize) -> ExpertStore {
-    let source: Arc<dyn RecordSource> = Arc::clone(source) as _;
-    let options = StoreOptions { budget_bytes: slots * 12288, layers: 3 };
-    let store = ExpertStore::new(source, Box::new(TestMemory), options);
-    assert_eq!((store.slot_bytes(), store.max_slots()), (12288, slots.min(24)));
-    store
+    store_with(Arc::clone(source) as _, plain(slots))
+}
+
+fn faulty(faults: Vec<Fault>, options: StoreOptions) -> ExpertStore {
+    store_with(Arc::new(FaultySource::new(source(), faults, 7)), options)
 }
 
 fn id(layer: u16, expert: u16) -> ExpertId {
     ExpertId { layer, expert }
 }
 
-fn fetch_all(store: &mut ExpertStore, ids: &[ExpertId]) -> Result<Vec<usize>, StoreError> {
+fn fetch_how(store: &mut ExpertStore, ids: &[ExpertId], how: Use) -> Result<Vec<usize>, StoreError> {
     let mut order = Vec::new();
-    let mut fetch = store.fetch(ids);
+    let mut fetch = store.fetch(ids, how)?;
     while let Some((i, lease)) = fetch.next()? {
         assert_eq!(lease.id(), ids[i]);
         assert!(lease.bytes().iter().all(|&b| b == byte(ids[i])), "{lease:?} holds another record");
         order.push(i);
     }
+    drop(fetch);
+    store.tick();
     Ok(order)
+}
+
+fn fetch_all(store: &mut ExpertStore, ids: &[ExpertId]) -> Result<Vec<usize>, StoreError> {
+    fetch_how(store, ids, Use::DECODE)
+}
+
+fn layer(layer: u16) -> Vec<ExpertId> {
+    (0..8).map(|e| id(layer, e)).collect()
 }
 
 #[test]
 fn hits_come_first_and_every_record_is_read_once() {
-    let source = source(None);
+    let source = source();
     let mut store = store(&source, 6);
     assert_eq!(fetch_all(&mut store, &[id(0, 1), id(0, 5)]).unwrap(), [0, 1]);
     assert_eq!(fetch_all(&mut store, &[id(0, 0), id(0, 1), id(0, 5)]).unwrap(), [1, 2, 0]);
     assert_eq!(source.reads.lock().unwrap().as_slice(), [id(0, 1), id(0, 5), id(0, 0)]);
     let s = store.stats();
-    assert_eq!((s.hits, s.misses, s.evictions, s.bytes_read), (2, 3, 0, 3 * 12288));
+    assert_eq!((s.hits, s.misses, s.late, s.evictions), (2, 3, 0, 0));
+    assert_eq!((s.bytes_read, s.reads), (3 * 12288, 3));
 }
 
 #[test]
 fn the_least_recently_used_record_gives_way() {
-    let source = source(None);
+    let source = source();
     let mut store = store(&source, 2);
     fetch_all(&mut store, &[id(0, 0), id(0, 1)]).unwrap();
     fetch_all(&mut store, &[id(0, 0)]).unwrap();
@@ -125,31 +147,31 @@ fn the_least_recently_used_record_gives_way() {
 
 #[test]
 fn a_leased_slot_is_never_reused() {
-    let source = source(None);
+    let source = source();
     let mut store = store(&source, 2);
-    let held = store.fetch(&[id(2, 3)]).next().unwrap().unwrap().1;
+    let held = store.fetch(&[id(2, 3)], Use::DECODE).unwrap().next().unwrap().unwrap().1;
     for expert in 0..8 {
         fetch_all(&mut store, &[id(0, expert)]).unwrap();
         assert!(held.bytes().iter().all(|&b| b == byte(id(2, 3))));
     }
-    let second = store.fetch(&[id(1, 1)]).next().unwrap().unwrap().1;
-    // Both slots are leased: the read goes through a buffer of its own.
+    let second = store.fetch(&[id(1, 1)], Use::DECODE).unwrap().next().unwrap().unwrap().1;
+    // Both slots are leased: the read goes through memory of its own.
     assert_eq!(fetch_all(&mut store, &[id(0, 0), id(1, 1)]).unwrap(), [1, 0]);
     assert!(second.bytes().iter().all(|&b| b == byte(id(1, 1))));
 }
 
 #[test]
 fn leases_outlive_the_store() {
-    let source = source(None);
+    let source = source();
     let mut store = store(&source, 1);
-    let held = store.fetch(&[id(2, 3)]).next().unwrap().unwrap().1;
+    let held = store.fetch(&[id(2, 3)], Use::DECODE).unwrap().next().unwrap().unwrap().1;
     drop(store);
     assert!(held.bytes().iter().all(|&b| b == byte(id(2, 3))));
 }
 
 #[test]
 fn a_budget_below_one_record_still_works() {
-    let source = source(None);
+    let source = source();
     let mut store = store(&source, 0);
     fetch_all(&mut store, &[id(0, 0), id(0, 1)]).unwrap();
     fetch_all(&mut store, &[id(0, 0)]).unwrap();
@@ -158,11 +180,11 @@ fn a_budget_below_one_record_still_works() {
 
 #[test]
 fn a_failed_read_leaves_no_wrong_record_behind() {
-    let source = source(Some(id(1, 4)));
-    let mut store = store(&source, 1);
+    let mut store = faulty(vec![Fault::Broken(id(1, 4))], plain(1));
     fetch_all(&mut store, &[id(0, 0)]).unwrap();
     let error = fetch_all(&mut store, &[id(1, 4)]).unwrap_err();
     assert!(error.to_string().starts_with("expert 4 of layer 1 could not be read"), "{error}");
+    assert_eq!(store.stats().retries, 2);
     // Neither the broken record nor the one it displaced may be taken for present.
     assert!(fetch_all(&mut store, &[id(1, 4)]).is_err());
     fetch_all(&mut store, &[id(0, 0)]).unwrap();
@@ -170,10 +192,140 @@ fn a_failed_read_leaves_no_wrong_record_behind() {
 }
 
 #[test]
+fn an_error_is_not_blamed_on_the_next_fetch() {
+    let faults = vec![Fault::Short(id(1, 0)), Fault::Broken(id(1, 1)), Fault::Broken(id(1, 2))];
+    let mut store = faulty(faults, StoreOptions { readers: 4, ..plain(8) });
+    // The short read fails at once; the others are still being tried again when the next fetch waits.
+    assert!(fetch_all(&mut store, &[id(1, 0), id(1, 1), id(1, 2)]).is_err());
+    for _ in 0..3 {
+        fetch_all(&mut store, &layer(0)).unwrap();
+        fetch_all(&mut store, &layer(2)).unwrap();
+    }
+}
+
+#[test]
+fn faults_that_pass_are_not_seen() {
+    for readers in [1, 3, 8] {
+        let faults = vec![Fault::Delay(Duration::from_micros(300)), Fault::Flaky(4)];
+        let mut store = faulty(faults, StoreOptions { readers, ..StoreOptions::new(5 * SLOT, 3) });
+        for round in 0..4 {
+            for l in 0..3 {
+                let how = Use { in_order: round % 2 == 1, sweep: round > 1, ..Use::DECODE };
+                let mut order = fetch_how(&mut store, &layer(l), how).unwrap();
+                assert!(!how.in_order || order.is_sorted());
+                order.sort_unstable();
+                assert_eq!(order, [0, 1, 2, 3, 4, 5, 6, 7]);
+            }
+        }
+        assert!(store.stats().retries > 0);
+    }
+}
+
+#[test]
 fn ids_past_the_model_are_refused() {
-    let source = source(None);
+    let source = source();
     let mut store = store(&source, 1);
     for bad in [id(3, 0), id(0, 8), id(u16::MAX, u16::MAX)] {
         assert!(matches!(fetch_all(&mut store, &[bad]), Err(StoreError::Unknown { id }) if id == bad));
+        assert!(store.guess(&[bad]).is_err() && store.warm(&[bad]).is_err());
     }
+}
+
+#[test]
+fn leases_in_order_need_no_more_than_one_slot() {
+    for slots in 0..9 {
+        let source = source();
+        let mut store = store(&source, slots);
+        let how = Use { in_order: true, sweep: true, weight: 0.0 };
+        for _ in 0..2 {
+            assert_eq!(
+                fetch_how(&mut store, &layer(1), how).unwrap(),
+                [0, 1, 2, 3, 4, 5, 6, 7],
+                "{slots} slots"
+            );
+        }
+        assert!(store.allocated_bytes() <= slots * SLOT);
+    }
+}
+
+#[test]
+fn guesses_are_read_and_counted_and_never_evict_what_was_just_used() {
+    let source = source();
+    let mut store = store(&source, 3);
+    fetch_all(&mut store, &[id(0, 0), id(0, 1)]).unwrap();
+    store.guess(&[id(1, 0), id(1, 1)]).unwrap();
+    // One slot was free; the other two hold what the last token used.
+    assert_eq!((store.stats().guesses, store.in_flight()), (1, 1));
+    fetch_all(&mut store, &[id(1, 0)]).unwrap();
+    let s = store.stats();
+    assert_eq!((s.guesses_used, s.hits + s.late, s.misses), (1, 1, 2));
+    store.tick();
+    store.tick();
+    // Now they may go. Neither guess is used: both are waste once they give way.
+    store.guess(&[id(2, 0), id(2, 1)]).unwrap();
+    while store.in_flight() > 0 {
+        assert!(store.wait().is_none());
+    }
+    fetch_all(&mut store, &[id(0, 4), id(0, 5), id(0, 6)]).unwrap();
+    assert_eq!(store.stats().wasted_bytes, 2 * 12288);
+}
+
+#[test]
+fn errors_of_guesses_are_silent_until_the_record_is_needed() {
+    let mut store = faulty(vec![Fault::Short(id(1, 4))], plain(4));
+    store.guess(&[id(1, 4)]).unwrap();
+    fetch_all(&mut store, &[id(0, 0), id(0, 1)]).unwrap();
+    assert!(fetch_all(&mut store, &[id(1, 4)]).is_err());
+}
+
+#[test]
+fn a_budget_that_shrinks_gives_slabs_back() {
+    let source = source();
+    let mut store = store(&source, 24);
+    store.preload(&mut |_, _| {}).unwrap();
+    assert_eq!((store.allocated_bytes(), source.reads.lock().unwrap().len()), (24 * SLOT, 24));
+    let held = store.fetch(&[id(2, 7)], Use::DECODE).unwrap().next().unwrap().unwrap().1;
+    store.guess(&[id(0, 0)]).unwrap();
+    store.set_budget(5 * SLOT);
+    assert!(store.allocated_bytes() <= 5 * SLOT);
+    assert!(
+        held.bytes().iter().all(|&b| b == byte(id(2, 7))),
+        "a lease outlives its slab's place in the store"
+    );
+    for l in 0..3 {
+        fetch_all(&mut store, &layer(l)).unwrap();
+    }
+    store.set_budget(24 * SLOT);
+    for _ in 0..2 {
+        for l in 0..3 {
+            fetch_all(&mut store, &layer(l)).unwrap();
+        }
+    }
+    assert!(store.stats().hits >= 24);
+    assert_eq!(store.allocated_bytes(), 24 * SLOT);
+}
+
+#[test]
+fn what_is_worth_having_is_remembered() {
+    let source = source();
+    let options = StoreOptions { readers: 1, ..StoreOptions::new(6 * SLOT, 3) };
+    let mut store = store_with(Arc::clone(&source) as _, options);
+    for token in 0..20 {
+        fetch_all(
+            &mut store,
+            &[id(0, 3), id(0, token % 8)]
+                .into_iter()
+                .take(if token % 8 == 3 { 1 } else { 2 })
+                .collect::<Vec<_>>(),
+        )
+        .unwrap();
+        fetch_all(&mut store, &[id(1, 6)]).unwrap();
+    }
+    let hot = store.hottest(2);
+    assert!(hot.contains(&id(0, 3)) && hot.contains(&id(1, 6)), "{hot:?}");
+    let mut next = store_with(Arc::clone(&source) as _, options);
+    next.seed(&hot);
+    assert_eq!(next.warm(&hot).unwrap(), 2);
+    fetch_all(&mut next, &[id(0, 3), id(1, 6)]).unwrap();
+    assert_eq!(next.stats().misses, 0);
 }
