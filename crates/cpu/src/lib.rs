@@ -12,6 +12,7 @@ pub mod kernels;
 mod memory;
 mod moe;
 mod pool;
+pub mod probe;
 mod sequence;
 mod weights;
 

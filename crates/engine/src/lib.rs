@@ -10,6 +10,7 @@ mod engine;
 mod error;
 mod generate;
 mod inspect;
+pub mod machine;
 mod memory;
 mod perplexity;
 mod session;

@@ -9,7 +9,7 @@ use std::arch::asm;
 
 use super::Isa;
 use super::aarch64_neon::{self, DotNeon, Products};
-use super::table::{Table, fast};
+use super::table::{Table, fast, integer};
 use super::vector::Dot;
 
 /// `sum + signed · signed`
@@ -65,6 +65,7 @@ pub(super) const DOTPROD: Table = Table {
     isa: Isa::NeonDotprod,
     orders: &DotNeon::<Dotprod>::ORDERS,
     fast: fast!("neon,dotprod", DotNeon<Dotprod>),
+    integer: integer!("neon,dotprod", DotNeon<Dotprod>),
     ..aarch64_neon::TABLE
 };
 
@@ -73,5 +74,6 @@ pub(super) const I8MM: Table = Table {
     isa: Isa::NeonI8mm,
     orders: &DotNeon::<I8mm>::ORDERS,
     fast: fast!("neon,dotprod,i8mm", DotNeon<I8mm>),
+    integer: integer!("neon,dotprod,i8mm", DotNeon<I8mm>),
     ..aarch64_neon::TABLE
 };

@@ -9,7 +9,7 @@ use std::arch::asm;
 
 use super::activations::Order;
 use super::bits::{places, shifts};
-use super::table::{Table, fast, table};
+use super::table::{Table, fast, integer, table};
 use super::vector::{Dot, Eight, Vector};
 
 /// Sixteen f32 in four registers.
@@ -388,5 +388,11 @@ impl Windows {
 }
 
 /// The kernels of NEON.
-pub(super) const TABLE: Table =
-    table!(super::Isa::Neon, "neon", Quads, &DotNeon::<Widening>::ORDERS, fast!("neon", DotNeon<Widening>));
+pub(super) const TABLE: Table = table!(
+    super::Isa::Neon,
+    "neon",
+    Quads,
+    &DotNeon::<Widening>::ORDERS,
+    fast!("neon", DotNeon<Widening>),
+    integer!("neon", DotNeon<Widening>)
+);

@@ -40,6 +40,7 @@ use spinetail_core::Format;
 pub use activations::Activations;
 use activations::width_index;
 pub use attention::{Attended, KeyValues};
+use generic::integer::{Operands, PRODUCTS};
 pub use isa::{Isa, UnknownIsa};
 pub use operands::{SharedOut, Weights};
 use table::Table;
@@ -98,6 +99,16 @@ impl Kernels {
             (self.0.fast[width_index(a.bits.into())])(w, a, rows, x.coded(self.isa(), a), x.rows(), out);
         }
     }
+
+    /// Computes [`Kernels::INTEGER_PRODUCTS`] products of 4-bit codes and 8-bit activations, and adds them up, `repeats`
+    /// times; the result means nothing. Shows what the integer part of a batch's products costs.
+    pub fn integer_products(&self, repeats: usize) -> f32 {
+        // SAFETY: as in `exact`.
+        unsafe { (self.0.integer)(&Operands::new(), repeats) }
+    }
+
+    /// See [`Kernels::integer_products`].
+    pub const INTEGER_PRODUCTS: usize = PRODUCTS;
 
     fn order(&self, bits: u8) -> &'static activations::Order {
         &self.0.orders[width_index(bits.into())]

@@ -8,6 +8,7 @@ use super::activations::{Coded, Order};
 use super::attention::Attended;
 use super::generic::attention::Query;
 use super::generic::delta::DeltaStep;
+use super::generic::integer::Operands;
 use super::operands::{SharedOut, Weights};
 use super::{Isa, scalar};
 
@@ -20,6 +21,9 @@ pub(super) type Plain = unsafe fn(&Weights<'_>, DType, Range<usize>, &[f32], &Sh
 /// Products of affine weights with 8-bit activations.
 pub(super) type Fast = unsafe fn(&Weights<'_>, Affine, Range<usize>, &Coded, usize, &SharedOut<'_>);
 
+/// Integer products alone, so many times.
+pub(super) type Integer = unsafe fn(&Operands, usize) -> f32;
+
 /// The entry points of an instruction set. Each must be called on a processor that has it, with operands that fit as
 /// the safe methods of `Kernels` check.
 #[derive(Clone, Copy)]
@@ -31,6 +35,8 @@ pub(super) struct Table {
     pub(super) fast: [Fast; BITS.len()],
     pub(super) exact: [Exact; BITS.len()],
     pub(super) plain: Plain,
+    /// See [`Kernels::integer_products`](super::Kernels::integer_products).
+    pub(super) integer: Integer,
     pub(super) quantize: unsafe fn(&[f32], usize, &mut [i8], &mut [f32], &mut [f32]),
     pub(super) dot: unsafe fn(&[f32], &[f32]) -> f32,
     pub(super) rms_norm: unsafe fn(&mut [f32], &[f32], f32),
@@ -79,6 +85,7 @@ pub(super) static SCALAR: Table = Table {
     fast: [scalar::fast; 6],
     exact: [scalar::exact; 6],
     plain: scalar::plain,
+    integer: scalar::integer,
     quantize: scalar::quantize,
     dot: scalar::dot,
     rms_norm: scalar::rms_norm,
@@ -139,9 +146,22 @@ macro_rules! fast {
 }
 pub(super) use fast;
 
+/// The entry point of [`Integer`].
+macro_rules! integer {
+    ($features:literal, $dot:ty) => {{
+        use crate::kernels::generic::integer::{Operands, products};
+        use crate::kernels::table::{Integer, entries};
+
+        entries! { $features; integer = products::<$dot>, (operands: &Operands, repeats: usize) -> f32; }
+        let integer: Integer = integer;
+        integer
+    }};
+}
+pub(super) use integer;
+
 /// The [`Table`] of an instruction set.
 macro_rules! table {
-    ($isa:expr, $features:literal, $vector:ty, $orders:expr, $fast:expr) => {{
+    ($isa:expr, $features:literal, $vector:ty, $orders:expr, $fast:expr, $integer:expr) => {{
         use std::ops::Range;
 
         use spinetail_core::{Affine, DType};
@@ -181,6 +201,7 @@ macro_rules! table {
             isa: $isa,
             orders: $orders,
             fast: $fast,
+            integer: $integer,
             exact: [w2, w3, w4, w5, w6, w8],
             plain,
             quantize,

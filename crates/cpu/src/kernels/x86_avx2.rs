@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::activations::Order;
 use super::bits::{places, shifts};
-use super::table::{Table, fast, table};
+use super::table::{Table, fast, integer, table};
 use super::vector::{Dot, Eight, Vector};
 
 /// Sixteen f32 in two registers.
@@ -376,5 +376,11 @@ impl Windows {
 }
 
 /// The kernels of AVX2.
-pub(super) const TABLE: Table =
-    table!(super::Isa::Avx2, "avx2,fma,f16c", F32x16, &Dot256::ORDERS, fast!("avx2,fma,f16c", Dot256));
+pub(super) const TABLE: Table = table!(
+    super::Isa::Avx2,
+    "avx2,fma,f16c",
+    F32x16,
+    &Dot256::ORDERS,
+    fast!("avx2,fma,f16c", Dot256),
+    integer!("avx2,fma,f16c", Dot256)
+);

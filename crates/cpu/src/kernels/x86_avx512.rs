@@ -122,5 +122,6 @@ pub(super) const TABLE: Table = table!(
     "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
     Wide,
     x86_avx2::TABLE.orders,
-    x86_avx2::TABLE.fast
+    x86_avx2::TABLE.fast,
+    x86_avx2::TABLE.integer
 );

@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
-use super::table::{Table, fast};
+use super::table::{Table, fast, integer};
 use super::vector::Dot;
 use super::x86_avx512;
 
@@ -101,5 +101,6 @@ pub(super) const TABLE: Table = Table {
     isa: super::Isa::Avx512Vnni,
     orders: &Dot512::ORDERS,
     fast: fast!("avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", Dot512),
+    integer: integer!("avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", Dot512),
     ..x86_avx512::TABLE
 };

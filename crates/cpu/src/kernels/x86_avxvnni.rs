@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
-use super::table::{Table, fast};
+use super::table::{Table, fast, integer};
 use super::vector::Dot;
 use super::x86_avx2::{self, Dot256, ORDER_2, ORDER_4, load_pair, planes, windows};
 
@@ -77,5 +77,6 @@ pub(super) const TABLE: Table = Table {
     isa: super::Isa::AvxVnni,
     orders: &DotVnni::ORDERS,
     fast: fast!("avxvnni,avx2,fma,f16c", DotVnni),
+    integer: integer!("avxvnni,avx2,fma,f16c", DotVnni),
     ..x86_avx2::TABLE
 };

@@ -9,6 +9,7 @@ use spinetail_core::{Affine, DType, Format, unpack_group, widen};
 pub(super) use functions::*;
 
 use super::activations::{CHUNK, Coded, Order};
+use super::generic::integer::Operands;
 use super::generic::quantize::factors;
 use super::operands::{SharedOut, Weights};
 use super::vector::LANES;
@@ -73,6 +74,17 @@ fn products(w: &Weights<'_>, rows: Range<usize>, x: &[f32], out: &SharedOut<'_>)
             out.set(i, row, dot(&weights, x));
         }
     }
+}
+
+/// Each pair of codes with the two activations at its place.
+pub(super) fn integer(operands: &Operands, repeats: usize) -> f32 {
+    let mut sum = 0i32;
+    for _ in 0..repeats {
+        for (code, x) in std::hint::black_box(operands).pairs() {
+            sum = sum.wrapping_add(i32::from(code) * i32::from(x));
+        }
+    }
+    sum as f32
 }
 
 pub(super) fn fast(w: &Weights<'_>, a: Affine, rows: Range<usize>, x: &Coded, n: usize, out: &SharedOut<'_>) {
