@@ -85,6 +85,10 @@ impl Bar {
         Self::new(message, "{pos}/{len} tokens {eta} left")
     }
 
+    pub(crate) fn records(message: &'static str) -> Self {
+        Self::new(message, "{pos}/{len} {eta} left")
+    }
+
     fn new(message: &'static str, counts: &str) -> Self {
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden());
         if !io::stderr().is_terminal() {

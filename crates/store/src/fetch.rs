@@ -42,7 +42,7 @@ impl ExpertStore {
     pub fn fetch<'s>(&'s mut self, ids: &'s [ExpertId], how: Use) -> Result<Fetch<'s>, StoreError> {
         debug_assert!((1..ids.len()).all(|i| !ids[..i].contains(&ids[i])), "ids are distinct: {ids:?}");
         self.settle_all();
-        self.clear_passing();
+        self.clear();
         let records = ids.iter().map(|&id| self.record(id)).collect::<Result<Vec<_>, _>>()?;
         let mut fetch = Fetch {
             ids,
@@ -159,13 +159,25 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Waits for a read and takes in all that have come.
+    /// Takes in what has come, and waits for it if nothing has.
     fn wait(&mut self) -> Result<(), StoreError> {
-        debug_assert!(self.store.in_flight() > 0, "what is coming is being read");
-        if let Some(error) = self.store.wait() {
+        self.store.settle_all();
+        if let Some(error) = self.store.take_error() {
             return Err(error);
         }
-        self.store.settle_all();
+        // The store may have taken reads in before, as it does when it is given guesses.
+        while !self.collect()? {
+            debug_assert!(self.store.in_flight() > 0, "what is coming is being read");
+            if let Some(error) = self.store.wait() {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Leases what has been read; whether there was something.
+    fn collect(&mut self) -> Result<bool, StoreError> {
+        let before = self.coming.len();
         let mut i = 0;
         while let Some(&at) = self.coming.get(i) {
             let id = self.ids[at];
@@ -178,7 +190,7 @@ impl Fetch<'_> {
             self.wanted[at] = Wanted::Leased(lease);
             self.ready.push_back(at);
         }
-        Ok(())
+        Ok(self.coming.len() < before)
     }
 }
 

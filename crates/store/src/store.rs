@@ -110,6 +110,8 @@ pub struct ExpertStore {
     guesses_in_flight: usize,
     /// Buffers of reads that found no slot: they are dropped with their lease.
     passing: Vec<(u32, Arc<Slot>)>,
+    /// Of a read that somebody waits for and that was taken in by the way.
+    failed: Option<StoreError>,
     pub(crate) stats: StoreStats,
 }
 
@@ -143,6 +145,7 @@ impl ExpertStore {
             in_flight: 0,
             guesses_in_flight: 0,
             passing: Vec::new(),
+            failed: None,
             stats: StoreStats::default(),
             readers: Readers::new(Arc::clone(&source), options.readers),
             source,
@@ -410,16 +413,23 @@ impl ExpertStore {
         }
     }
 
-    /// Drops what was read past the cache for a fetch that is over.
-    pub(crate) fn clear_passing(&mut self) {
+    /// Forgets what is left of a fetch that is over: reads that went past the cache, and errors.
+    pub(crate) fn clear(&mut self) {
         self.passing.clear();
+        self.failed = None;
     }
 
     /// Takes in what has been read meanwhile. Errors of guesses come again if the record is needed.
     pub(crate) fn settle_all(&mut self) {
         while let Some(done) = self.readers.poll() {
-            self.settle(done);
+            let error = self.settle(done);
+            self.failed = self.failed.take().or(error);
         }
+    }
+
+    /// The error of a read that somebody waits for, if one was taken in by the way.
+    pub(crate) fn take_error(&mut self) -> Option<StoreError> {
+        self.failed.take()
     }
 
     /// Waits for one read. Its error comes with the record it is about.

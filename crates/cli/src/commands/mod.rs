@@ -2,6 +2,7 @@
 //!
 //! A new command is a file here, a variant of [`Command`] and its line in [`Command::run`].
 
+mod bench;
 mod chat;
 mod completions;
 mod generate;
@@ -33,6 +34,8 @@ pub(crate) enum Command {
     Generate(generate::GenerateArgs),
     /// Answer programs over HTTP, as OpenAI's service does
     Serve(serve::ServeArgs),
+    /// Measure how fast a model runs here, and how near that is to what the machine can do
+    Bench(bench::BenchArgs),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
     /// Write the logits of given token ids to a safetensors file
@@ -60,6 +63,7 @@ impl Command {
         match self {
             Self::Chat(a) => chat::run(a, globals),
             Self::Generate(a) => generate::run(a, globals),
+            Self::Bench(a) => bench::run(a, globals),
             Self::Perplexity(a) => perplexity::run(a, globals),
             Self::Logits(a) => logits::run(a, globals),
             Self::Serve(a) => serve::run(a, globals),

@@ -271,6 +271,30 @@ fn guesses_are_read_and_counted_and_never_evict_what_was_just_used() {
 }
 
 #[test]
+fn guesses_amid_a_fetch_lose_none_of_its_records() {
+    for delay_us in [0, 50, 500] {
+        let options = StoreOptions { readers: 3, ..StoreOptions::new(12 * SLOT, 3) };
+        let mut store = faulty(vec![Fault::Delay(Duration::from_micros(delay_us))], options);
+        for round in 0..60u16 {
+            let (now, next) = (layer(round % 3), layer((round + 1) % 3));
+            let mut fetch = store.fetch(&now[..4], Use::DECODE).unwrap();
+            std::thread::sleep(Duration::from_micros(200));
+            fetch.guess(&next[2..6]).unwrap();
+            let mut seen = Vec::new();
+            while let Some((i, lease)) = fetch.next().unwrap() {
+                assert!(lease.bytes().iter().all(|&b| b == byte(now[i])));
+                seen.push(i);
+            }
+            seen.sort_unstable();
+            assert_eq!(seen, [0, 1, 2, 3]);
+            drop(fetch);
+            store.tick();
+        }
+        assert!(store.stats().guesses_used > 0);
+    }
+}
+
+#[test]
 fn errors_of_guesses_are_silent_until_the_record_is_needed() {
     let mut store = faulty(vec![Fault::Short(id(1, 4))], plain(4));
     store.guess(&[id(1, 4)]).unwrap();
