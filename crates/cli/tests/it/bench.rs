@@ -1,0 +1,42 @@
+//! `bench`: what it measures, and what it cannot.
+
+use crate::common::{run, spinetail};
+
+#[test]
+fn every_figure_is_there_and_counts_add_up() {
+    let mut command = spinetail(["bench", "pip", "--json", "--decode", "3", "--warmup", "2", "--runs", "2"]);
+    let object = run(command.args(["--context-fill", "0,70", "--prefill", "5,65", "--memory", "40MiB"])).json();
+    for rate in ["memory_bytes_per_second", "unpack_memory_bytes_per_second", "integer_ops_per_second"] {
+        assert!(object[rate].as_f64().unwrap() > 0.0, "{rate}");
+    }
+    let lengths = |kind: &str, field: &str| -> Vec<u64> {
+        object[kind].as_array().unwrap().iter().map(|m| m[field].as_u64().unwrap()).collect()
+    };
+    assert_eq!(lengths("prefill", "tokens"), [5, 65]);
+    assert_eq!(lengths("decode", "context"), [0, 70]);
+    // Keys and values of 70 positions, and none.
+    let kv = lengths("decode", "kv_bytes_per_token");
+    assert!(kv[0] == 0 && kv[1] > 0 && kv[1] % 70 == 0, "{kv:?}");
+    for m in object["decode"].as_array().unwrap() {
+        assert_eq!(m["seconds"].as_array().unwrap().len(), 2);
+        assert!(m["tokens_per_second"].as_f64().unwrap() > 0.0);
+        let uses = ["expert_hits", "expert_late", "expert_misses"].map(|f| m[f].as_u64().unwrap());
+        // Runs · (one token to begin with, and three) · layers · experts per token.
+        assert_eq!(uses.iter().sum::<u64>() % (2 * 4), 0, "{uses:?}");
+    }
+}
+
+#[test]
+fn preloaded_experts_are_never_read_again() {
+    let mut command = spinetail(["bench", "pip", "--json", "--preload", "--decode", "4", "--runs", "1"]);
+    let object = run(&mut command).json();
+    let decode = &object["decode"][0];
+    assert_eq!((decode["expert_misses"].as_u64(), decode["expert_bytes_read"].as_u64()), (Some(0), Some(0)));
+}
+
+#[test]
+fn a_fill_past_the_model_is_refused() {
+    let run = run(spinetail(["bench", "pip"]).args(["--context-fill", "4000000000"]));
+    assert_eq!(run.code, Some(1), "{run:?}");
+    assert!(run.err.contains("context of 40000000"), "{run:?}");
+}
