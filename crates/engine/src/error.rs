@@ -67,6 +67,17 @@ pub enum EngineError {
         /// Positions of the session.
         context: usize,
     },
+    /// Two models whose predictions are not about the same tokens.
+    #[error(
+        "the model, with a vocabulary of {vocab}, and its reference, with one of {reference}, do not make the same \
+         tokens of the text; compare forms of one model"
+    )]
+    Incomparable {
+        /// Entries of the model's vocabulary.
+        vocab: usize,
+        /// Entries of its reference's.
+        reference: usize,
+    },
     /// A file could not be written.
     #[error("cannot write {}: {error}; choose another place, or make room", path.display())]
     Write {

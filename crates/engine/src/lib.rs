@@ -5,6 +5,7 @@
 
 mod bench;
 mod chat;
+mod divergence;
 mod dump;
 mod engine;
 mod error;
@@ -18,6 +19,7 @@ pub mod text;
 
 pub use bench::{BenchOptions, Measured, TokenBytes};
 pub use chat::ChatPrompt;
+pub use divergence::{Divergence, divergence};
 pub use dump::dump_logits;
 pub use engine::{Engine, EngineOptions, Isa, Precision, UnknownIsa, load_text};
 pub use error::EngineError;

@@ -44,12 +44,7 @@ pub fn perplexity(
     documents: usize,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Perplexity, EngineError> {
-    let documents: Vec<Vec<u32>> =
-        split(text).take(documents).map(|d| engine.encode(d)).collect::<Result<_, _>>()?;
-    let context = engine.inner.context as usize;
-    if let Some(tokens) = documents.iter().map(Vec::len).find(|&n| n > context) {
-        return Err(EngineError::PromptTooLong { tokens, context });
-    }
+    let documents = encode(engine, text, documents)?;
     let total = documents.iter().map(Vec::len).sum();
     let mut result = Perplexity { documents: documents.len(), tokens: 0, nats: 0.0 };
     let mut session = engine.session()?;
@@ -69,6 +64,17 @@ pub fn perplexity(
         return Err(EngineError::EmptyPrompt);
     }
     Ok(result)
+}
+
+/// The tokens of the first `documents` documents of `text`, each of which has to fit the context.
+pub(crate) fn encode(engine: &Engine, text: &str, documents: usize) -> Result<Vec<Vec<u32>>, EngineError> {
+    let documents: Vec<Vec<u32>> =
+        split(text).take(documents).map(|d| engine.encode(d)).collect::<Result<_, _>>()?;
+    let context = engine.inner.context as usize;
+    match documents.iter().map(Vec::len).find(|&n| n > context) {
+        Some(tokens) => Err(EngineError::PromptTooLong { tokens, context }),
+        None => Ok(documents),
+    }
 }
 
 /// The documents of a text, each with its marker.
@@ -99,21 +105,26 @@ impl Observer for Score<'_> {
     }
 }
 
-/// Minus the logarithm of the softmax of `logits` at `token`, in f64: `log Σ exp(x − max) + max − x[token]`.
-fn cost(logits: &[f32], token: u32) -> Result<f64, SampleError> {
+/// Minus the logarithm of the softmax of `logits` at `token`, in f64.
+pub(crate) fn cost(logits: &[f32], token: u32) -> Result<f64, SampleError> {
     let (found, expected) = (logits.len(), token as usize + 1);
-    let own = f64::from(*logits.get(token as usize).ok_or(SampleError::TooFew { found, expected })?);
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let max = f64::from(max);
+    let own = *logits.get(token as usize).ok_or(SampleError::TooFew { found, expected })?;
+    Ok(log_sum_exp(logits)? - f64::from(own))
+}
+
+/// `log Σ exp(x)`, as `log Σ exp(x − max) + max`, in f64: what is to be taken from a logit for the logarithm of its
+/// probability.
+pub(crate) fn log_sum_exp(logits: &[f32]) -> Result<f64, SampleError> {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|&x| (f64::from(x) - max).exp()).sum();
-    let nats = sum.ln() + max - own;
-    if nats.is_nan() {
+    let log = sum.ln() + max;
+    if log.is_nan() {
         // `max` ignores NaN, so the sum has it.
         let bad = |x: &f32| x.is_nan() || *x == f32::INFINITY;
         let id = logits.iter().position(bad).unwrap_or_default() as u32;
         return Err(SampleError::NotANumber { id });
     }
-    Ok(nats)
+    Ok(log)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::builder::ValueHint;
-use spinetail_engine::perplexity;
+use spinetail_engine::{Divergence, Engine, Perplexity, Precision, Progress, divergence, perplexity};
 
 use crate::args::{GlobalArgs, PrecisionArg};
 use crate::input::read_text;
@@ -34,7 +34,10 @@ pub(crate) struct PerplexityArgs {
     /// How numbers are computed; whatever the configuration says, exact unless given here
     #[arg(long, value_enum, default_value_t = PrecisionArg::Exact)]
     precision: PrecisionArg,
-    /// Memory the process may use, such as 2.6GiB
+    /// Also say how far the predictions are from those of this model, computed exactly
+    #[arg(long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    against: Option<PathBuf>,
+    /// Memory the process may use, such as 2.6GiB; with --against, half of it for each model
     #[arg(long, value_name = "SIZE", value_parser = MEMORY.parse)]
     memory: Option<u64>,
 }
@@ -44,30 +47,73 @@ pub(crate) fn run(a: &PerplexityArgs, globals: &GlobalArgs) -> anyhow::Result<()
     let memory = settings.pick(&MEMORY, a.memory)?;
     let context = settings.pick(&CONTEXT, a.context)?;
     let text = read_text(&a.text, "the text", MAX_TEXT_BYTES)?;
-    let path = models::find(&a.model, &mut settings)?;
-    let asked = EngineSettings::new(memory, context, a.precision.into());
-    let engine = super::open(&path, &asked, &mut settings)?;
+    let share = if a.against.is_some() { memory.map(|m| m / 2) } else { memory };
+    let mut open = |model: &PathBuf, precision: Precision| {
+        let path = models::find(model, &mut settings)?;
+        super::open(&path, &EngineSettings::new(share, context, precision), &mut settings)
+    };
+    let engine = open(&a.model, a.precision.into())?;
+    let reference = a.against.as_ref().map(|m| open(m, Precision::Exact)).transpose()?;
     settings.print();
-    let most = a.documents.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
-    let bar = Bar::tokens("predicting");
-    let result = perplexity(&engine, &text, most, &mut |p| bar.set(p.done as u64, p.total as u64))?;
-    drop(bar);
-    let (nats, value) = (result.nats_per_token(), result.perplexity());
+    let (result, distance) = measure(a, &engine, reference.as_ref(), &text)?;
     let mut out = output::out();
     if a.json {
-        let object = serde_json::json!({
-            "documents": result.documents,
-            "tokens": result.tokens,
-            "nats_per_token": nats,
-            "perplexity": value,
-        });
-        writeln!(out, "{object}")?;
+        writeln!(out, "{}", object(&result, distance.as_ref()))?;
     } else {
-        writeln!(out, "documents       {}", result.documents)?;
-        writeln!(out, "tokens          {}", result.tokens)?;
-        writeln!(out, "nats per token  {nats:.5}")?;
-        writeln!(out, "perplexity      {value:.5}")?;
+        print(&mut out, &result, distance.as_ref())?;
     }
     out.flush()?;
     Ok(())
+}
+
+fn measure(
+    a: &PerplexityArgs,
+    engine: &Engine,
+    reference: Option<&Engine>,
+    text: &str,
+) -> anyhow::Result<(Perplexity, Option<Divergence>)> {
+    let most = a.documents.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
+    let bar = Bar::tokens("predicting");
+    let mut progress = |p: Progress| bar.set(p.done as u64, p.total as u64);
+    Ok(match reference {
+        None => (perplexity(engine, text, most, &mut progress)?, None),
+        Some(reference) => {
+            let found = divergence(engine, reference, text, most, &mut progress)?;
+            (found.model, Some(found))
+        }
+    })
+}
+
+fn object(result: &Perplexity, distance: Option<&Divergence>) -> serde_json::Value {
+    let mut object = serde_json::json!({
+        "documents": result.documents,
+        "tokens": result.tokens,
+        "nats_per_token": result.nats_per_token(),
+        "perplexity": result.perplexity(),
+    });
+    if let Some(d) = distance {
+        object["against"] = serde_json::json!({
+            "nats_per_token": d.reference.nats_per_token(),
+            "perplexity": d.reference.perplexity(),
+            "kl_nats_mean": d.kl_nats_mean(),
+            "kl_nats_p999": d.kl_nats_at(0.999),
+            "kl_nats_max": d.kl_nats_at(1.0),
+            "top_1_agreement": d.top_1_agreement(),
+        });
+    }
+    object
+}
+
+fn print(out: &mut dyn Write, result: &Perplexity, distance: Option<&Divergence>) -> std::io::Result<()> {
+    writeln!(out, "documents        {}", result.documents)?;
+    writeln!(out, "tokens           {}", result.tokens)?;
+    writeln!(out, "nats per token   {:.5}", result.nats_per_token())?;
+    writeln!(out, "perplexity       {:.5}", result.perplexity())?;
+    let Some(d) = distance else { return Ok(()) };
+    let more = 100.0 * (result.perplexity() / d.reference.perplexity() - 1.0);
+    writeln!(out, "against          {:.5} ({more:+.3} %)", d.reference.perplexity())?;
+    writeln!(out, "KL, mean         {:.3e} nats", d.kl_nats_mean())?;
+    writeln!(out, "KL, 99.9 % below {:.3e} nats", d.kl_nats_at(0.999))?;
+    writeln!(out, "KL, worst        {:.3e} nats", d.kl_nats_at(1.0))?;
+    writeln!(out, "same likeliest   {:.2} %", 100.0 * d.top_1_agreement())
 }

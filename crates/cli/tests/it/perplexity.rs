@@ -1,6 +1,6 @@
 //! `perplexity`, against the figure that transformers gives.
 
-use crate::common::{pip16, run_with_input, say, spinetail};
+use crate::common::{fixture, pip16, run_with_input, say, spinetail};
 
 /// The first document only: a debug build is slow. `docs/cli.md` has the whole.
 #[test]
@@ -36,6 +36,25 @@ fn documents_are_alone() {
     assert!((both.1 - one.1 - two.1).abs() < 1e-9, "{one:?} {two:?} {both:?}");
 }
 
+/// A model is at no distance from itself, and at some from itself in the other precision.
+#[test]
+fn the_distance_from_another_model_is_measured() {
+    let against = |precision: &str| {
+        let args =
+            ["perplexity", "pip", "--text", "-", "--json", "--against", "pip", "--precision", precision];
+        run_with_input(&mut spinetail(args), b"The cat sat on the mat.<|endoftext|>").json()
+    };
+    let same = against("exact");
+    assert_eq!(same["against"]["kl_nats_max"], 0.0);
+    assert_eq!(same["against"]["top_1_agreement"], 1.0);
+    assert_eq!(same["against"]["perplexity"], same["perplexity"]);
+    let other = against("fast");
+    assert_eq!(other["against"]["perplexity"], same["perplexity"]);
+    let [mean, p999, max] =
+        ["mean", "p999", "max"].map(|k| other["against"][format!("kl_nats_{k}")].as_f64().unwrap());
+    assert!(0.0 < mean && mean < p999 && p999 <= max && max < 0.1, "{other}");
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused() {
     for text in ["", " \n", "a"] {
@@ -45,4 +64,7 @@ fn what_cannot_be_measured_is_refused() {
     let mut command = spinetail(["perplexity", "pip", "--text", "-", "--context", "100"]);
     assert!(run_with_input(&mut command, long.as_bytes()).refused(1).contains("context of 100"));
     say(["perplexity", "pip", "--text", "/dev/null", "--documents", "0"]).refused(2);
+    let other = fixture("hf-next");
+    let args = ["perplexity", "pip", "--text", "-", "--against", other.to_str().unwrap()];
+    run_with_input(&mut spinetail(args), b"The cat sat.").refused(1);
 }
