@@ -67,7 +67,7 @@ pub(crate) struct EngineArgs {
     /// Positions of the context: prompt and answer together [default: 4096, or what the model was made for]
     #[arg(long, value_name = "N", value_parser = set::CONTEXT.parse, allow_negative_numbers = true)]
     pub(crate) context: Option<u32>,
-    /// How numbers are computed [default: exact]
+    /// How numbers are computed [default: fast]
     #[arg(long, value_enum)]
     pub(crate) precision: Option<PrecisionArg>,
     /// Memory the process may use, such as 2.6GiB; experts get what is left of it

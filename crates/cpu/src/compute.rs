@@ -10,11 +10,21 @@ use crate::pool::{Pool, PoolOptions};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Precision {
-    /// f32 throughout.
-    #[default]
+    /// f32 throughout: the reference path.
     Exact,
     /// Activations in 8 bits against quantized weights, keys and values in 16.
+    #[default]
     Fast,
+}
+
+impl Precision {
+    /// Bytes of one element of a key or a value.
+    pub const fn kv_element_bytes(self) -> usize {
+        match self {
+            Self::Exact => 4,
+            Self::Fast => 2,
+        }
+    }
 }
 
 /// What a backend is made with.

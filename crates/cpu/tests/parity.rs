@@ -15,7 +15,7 @@ use std::sync::Arc;
 use safetensors::SafeTensors;
 use spinetail_checkpoint::Checkpoint;
 use spinetail_core::{DenseSource, LayerKind, ModelConfig, ModelSource, RecordSource};
-use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory};
+use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory, Precision};
 use spinetail_model::reference::Reference;
 use spinetail_model::{Backend, Routing, Row, Scratch, SequenceId, step};
 use spinetail_store::{ExpertStore, StoreOptions};
@@ -153,7 +153,7 @@ impl Run {
         let config = source.config().clone();
         let mut backend = CpuBackend::load(
             &**source,
-            &CpuOptions { threads: Some(threads), ..CpuOptions::default() },
+            &CpuOptions { threads: Some(threads), precision: Precision::Exact, ..CpuOptions::default() },
             &mut |_| {},
         )
         .unwrap();

@@ -36,7 +36,7 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { memory_bytes: None, context: 4096, precision: Precision::Exact, threads: None, isa: None }
+        Self { memory_bytes: None, context: 4096, precision: Precision::default(), threads: None, isa: None }
     }
 }
 
@@ -81,7 +81,7 @@ impl Engine {
         if options.context == 0 || options.context as usize > config.max_positions {
             return Err(EngineError::Context { asked: options.context, max: config.max_positions });
         }
-        let plan = MemoryPlan::new(&*source, options.context, options.memory_bytes)?;
+        let plan = MemoryPlan::new(&*source, options.context, options.precision, options.memory_bytes)?;
         let cpu = CpuOptions { threads: options.threads, isa: options.isa, precision: options.precision };
         let mut done = 0;
         let total = plan.dense_bytes;

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use spinetail_checkpoint::open_model;
 use spinetail_core::{ModelConfig, Projection, dense_specs};
+use spinetail_cpu::Precision;
 
 use crate::bench::TokenBytes;
 use crate::error::EngineError;
@@ -36,14 +37,19 @@ pub struct ModelSummary {
     pub plan: MemoryPlan,
 }
 
-/// Looks at the container or checkpoint folder at `path`.
-pub fn inspect(path: &Path, context: u32, memory_bytes: Option<u64>) -> Result<ModelSummary, EngineError> {
+/// Looks at the container or checkpoint folder at `path`, as if it were to be run at `context` positions in `precision`.
+pub fn inspect(
+    path: &Path,
+    context: u32,
+    precision: Precision,
+    memory_bytes: Option<u64>,
+) -> Result<ModelSummary, EngineError> {
     let source = open_model(path)?;
     let c = source.config().clone();
     if context == 0 || context as usize > c.max_positions {
         return Err(EngineError::Context { asked: context, max: c.max_positions });
     }
-    let plan = MemoryPlan::new(&*source, context, memory_bytes)?;
+    let plan = MemoryPlan::new(&*source, context, precision, memory_bytes)?;
     let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
     let mut formats: BTreeMap<String, u64> = BTreeMap::new();
     let (mut dense, mut active) = (0, 0);

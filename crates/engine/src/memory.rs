@@ -1,11 +1,12 @@
 //! How a memory budget is divided before anything is loaded.
 
 use spinetail_core::{ModelSource, dense_specs, mtp_prefix};
+use spinetail_cpu::Precision;
 use spinetail_store::slot_bytes;
 
 use crate::error::EngineError;
 
-/// Bytes by what they are for. All but the slots follow from the model and the context.
+/// Bytes by what they are for. All but the slots follow from the model, the context and the precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryPlan {
@@ -34,10 +35,12 @@ impl MemoryPlan {
     /// Slots used when no budget is given and the model has more.
     pub const DEFAULT_SLOTS_BYTES: u64 = 4 << 30;
 
-    /// Divides `budget_bytes` (without one, what the machine has) among what the model needs at `context` positions; the rest is for expert slots.
+    /// Divides `budget_bytes` (without one, what the machine has) among what the model needs at `context` positions in
+    /// `precision`; the rest is for expert slots.
     pub fn new(
         source: &dyn ModelSource,
         context: u32,
+        precision: Precision,
         budget_bytes: Option<u64>,
     ) -> Result<Self, EngineError> {
         let c = source.config();
@@ -54,7 +57,7 @@ impl MemoryPlan {
         let per_row = 8 * c.hidden + c.moe.top_k * c.hidden + 4 * widest.iter().max().unwrap_or(&0);
         let mut plan = Self {
             dense_bytes,
-            kv_bytes: c.kv_elements_per_token() as u64 * 4 * u64::from(context),
+            kv_bytes: (c.kv_elements_per_token() * precision.kv_element_bytes()) as u64 * u64::from(context),
             state_bytes: 2 * 4 * c.state_elements() as u64,
             scratch_bytes: 4 * (CHUNK_ROWS * per_row + 2 * c.vocab) as u64,
             process_bytes: (16 << 20) + tokenizer_bytes(c.vocab),

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use spinetail_engine::{Engine, EngineOptions, Observer};
+use spinetail_engine::{Engine, EngineOptions, Observer, Precision};
 
 /// Writes the named checkpoint below `root`.
 fn make(root: &Path, name: &str) -> Option<PathBuf> {
@@ -40,7 +40,8 @@ impl Observer for Logits {
 
 fn logits(folder: &Path) -> Vec<Vec<f32>> {
     let ids: Vec<u32> = serde_json::from_slice(&std::fs::read(folder.join("ids.json")).unwrap()).unwrap();
-    let engine = Engine::open(folder, &EngineOptions::default(), &mut |_, _| {});
+    let options = EngineOptions { precision: Precision::Exact, ..EngineOptions::default() };
+    let engine = Engine::open(folder, &options, &mut |_, _| {});
     let engine = engine.unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let mut seen = Logits::default();
     engine.session().unwrap().evaluate(&ids, &mut seen).unwrap();

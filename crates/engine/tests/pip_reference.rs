@@ -9,7 +9,7 @@ mod common;
 
 use std::ops::ControlFlow;
 
-use spinetail_engine::{Engine, EngineOptions};
+use spinetail_engine::{Engine, EngineOptions, Precision};
 
 fn argmax(logits: &[f32]) -> u32 {
     let (mut best, mut at) = (f32::NEG_INFINITY, 0);
@@ -29,7 +29,8 @@ fn greedy_answers_are_those_of_transformers_token_for_token() {
         return;
     };
     let reference: serde_json::Value = serde_json::from_str(&reference).unwrap();
-    let engine = Engine::open(&folder, &EngineOptions::default(), &mut |_, _| {}).unwrap();
+    let options = EngineOptions { precision: Precision::Exact, ..EngineOptions::default() };
+    let engine = Engine::open(&folder, &options, &mut |_, _| {}).unwrap();
     let mut session = engine.session().unwrap();
     let ids = |v: &serde_json::Value| -> Vec<u32> {
         v.as_array().unwrap().iter().map(|i| i.as_u64().unwrap() as u32).collect()

@@ -7,8 +7,8 @@ use clap::builder::ValueHint;
 use spinetail_core::LayerKind;
 use spinetail_engine::{EngineOptions, ModelSummary, inspect};
 
-use crate::args::GlobalArgs;
-use crate::settings::{CONTEXT, MEMORY, Settings};
+use crate::args::{GlobalArgs, PrecisionArg};
+use crate::settings::{CONTEXT, MEMORY, PRECISION, Settings};
 use crate::units::size;
 use crate::{models, output};
 
@@ -20,6 +20,9 @@ pub(crate) struct InspectArgs {
     /// Positions of the context to reckon with [default: 4096]
     #[arg(long, value_name = "N", value_parser = CONTEXT.parse)]
     context: Option<u32>,
+    /// Precision to reckon with, which decides how large keys and values are [default: fast]
+    #[arg(long, value_enum)]
+    precision: Option<PrecisionArg>,
     /// Memory the process may use, such as 2.6GiB
     #[arg(long, value_name = "SIZE", value_parser = MEMORY.parse)]
     memory: Option<u64>,
@@ -28,10 +31,11 @@ pub(crate) struct InspectArgs {
 pub(crate) fn run(a: &InspectArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let mut settings = Settings::load(globals)?;
     let context = settings.pick_or(&CONTEXT, a.context, EngineOptions::default().context)?;
+    let precision = settings.pick_or(&PRECISION, a.precision, PrecisionArg::Fast)?.into();
     let memory = settings.pick(&MEMORY, a.memory)?;
     let path = models::find(&a.model, &mut settings)?;
     settings.print();
-    let summary = inspect(&path, context, memory)?;
+    let summary = inspect(&path, context, precision, memory)?;
     let mut out = output::out();
     writeln!(out, "model        {}", path.display())?;
     print(&mut out, &summary, context)?;

@@ -35,7 +35,7 @@ impl EngineSettings {
             s.note(MEMORY.key, "no limit".to_owned(), Origin::Default);
         }
         let context = s.pick(&CONTEXT, a.context)?;
-        let precision = s.pick_or(&PRECISION, a.precision, PrecisionArg::Exact)?.into();
+        let precision = s.pick_or(&PRECISION, a.precision, PrecisionArg::Fast)?.into();
         let mut this = Self::new(memory_bytes, context, precision);
         this.options.threads = s.pick(&THREADS, a.threads)?;
         this.options.isa = s.pick(&ISA, a.isa)?;

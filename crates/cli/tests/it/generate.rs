@@ -9,7 +9,7 @@ use crate::common::{SPAIN, pip16, run_with_input, say, shared, spinetail};
 
 const MADRID: &str = "The capital of Spain is Madrid.";
 
-/// The answer of the shipped model to a question, greedily unless `flags` say otherwise.
+/// The answer of the shipped model to a question, computed exactly, and greedily unless `flags` say otherwise.
 #[track_caller]
 fn answer(question: &str, flags: &[&str]) -> Value {
     answer_of("pip".as_ref(), question, flags)
@@ -18,7 +18,7 @@ fn answer(question: &str, flags: &[&str]) -> Value {
 #[track_caller]
 fn answer_of(model: &Path, question: &str, flags: &[&str]) -> Value {
     let mut command = spinetail(["generate"]);
-    command.arg(model).args(["--chat", "--json", "--prompt", question]);
+    command.arg(model).args(["--chat", "--json", "--precision", "exact", "--prompt", question]);
     if !flags.contains(&"--temperature") {
         command.args(["--temperature", "0"]);
     }
@@ -102,7 +102,7 @@ fn chunk_edges() {
         fs::write(&file, case["prompt"].as_str().unwrap()).unwrap();
         let mut command = spinetail(["generate"]);
         command.arg(&pip).arg("--prompt-file").arg(&file);
-        command.args(["--max-tokens", "16", "--temperature", "0", "--json"]);
+        command.args(["--max-tokens", "16", "--temperature", "0", "--precision", "exact", "--json"]);
         let object = crate::common::run(&mut command).json();
         assert_eq!(object["prompt_tokens"], case["length"]);
         assert_eq!(object["text"], case["output"], "{}", case["length"]);

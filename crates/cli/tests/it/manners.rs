@@ -86,10 +86,24 @@ fn wrong_flags_are_refused_by_name() {
 }
 
 #[test]
-fn what_does_not_exist_yet_is_refused_by_name() {
-    let refused = say(["generate", "--prompt", "a", "--precision", "fast"]);
-    // Until there is such a path; then this says that it runs.
-    assert!(refused.status == 0 || refused.refused(1).contains("precision fast"));
+fn fast_is_the_default_and_exact_is_asked_for() {
+    let said = |flags: &[&str]| {
+        let run = say(["generate", "--prompt", "a", "--max-tokens", "1", "--verbose"].iter().chain(flags));
+        run.err.lines().find(|l| l.starts_with("precision")).expect("a line").to_owned()
+    };
+    assert!(said(&[]).contains("fast"));
+    assert!(said(&["--precision", "exact"]).contains("exact"));
+    // Keys and values are half as large.
+    let kv = |precision: &str| {
+        let out = say(["inspect", "pip", "--precision", precision]).ok();
+        out.lines().find(|l| l.trim_start().starts_with("KV cache")).expect("a line").to_owned()
+    };
+    assert!(
+        kv("fast").contains("4.0 MiB") && kv("exact").contains("8.0 MiB"),
+        "{} {}",
+        kv("fast"),
+        kv("exact")
+    );
 }
 
 #[test]

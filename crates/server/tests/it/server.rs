@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use spinetail_engine::{Engine, EngineOptions};
+use spinetail_engine::{Engine, EngineOptions, Precision};
 use spinetail_server::{ServeOptions, Server};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -15,12 +15,12 @@ pub(crate) fn engine() -> Engine {
     ENGINE.get_or_init(|| open(&root().join("models/pip.qpack"))).clone()
 }
 
-/// The small model at source precision, or a note that the test is skipped.
+/// The small model at source precision, computed exactly, or a note that the test is skipped.
 pub(crate) fn exact_engine() -> Option<Engine> {
     static ENGINE: OnceLock<Option<Engine>> = OnceLock::new();
     let open_it = || {
         let folder = shared().join("models/pip");
-        folder.exists().then(|| open(&folder))
+        folder.exists().then(|| open_in(&folder, Precision::Exact))
     };
     let engine = ENGINE.get_or_init(open_it).clone();
     if engine.is_none() {
@@ -30,7 +30,12 @@ pub(crate) fn exact_engine() -> Option<Engine> {
 }
 
 pub(crate) fn open(folder: &Path) -> Engine {
-    Engine::open(folder, &EngineOptions::default(), &mut |_, _| {}).unwrap()
+    open_in(folder, Precision::default())
+}
+
+fn open_in(folder: &Path, precision: Precision) -> Engine {
+    let options = EngineOptions { precision, ..EngineOptions::default() };
+    Engine::open(folder, &options, &mut |_, _| {}).unwrap()
 }
 
 pub(crate) fn root() -> PathBuf {
