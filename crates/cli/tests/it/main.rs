@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
+mod bench;
 mod chat;
 mod common;
 mod containers;
