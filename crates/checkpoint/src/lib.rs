@@ -18,6 +18,6 @@ pub mod stream;
 mod v1;
 
 pub use error::CheckpointError;
-pub use model::{Checkpoint, open_model, read_config};
+pub use model::{Checkpoint, open_model, open_model_with, read_config};
 pub use repack::{Progress, RepackOptions, SMALL_FILES, repack};
-pub use spinetail_container::Summary;
+pub use spinetail_container::{OpenOptions, Summary};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use spinetail_container::{self as container, Container, read_small_file};
+use spinetail_container::{self as container, Container, OpenOptions, read_small_file};
 use spinetail_core::{
     DenseSource, ExpertId, Limits, ModelConfig, ModelSource, Part, Projection, ReadError, RecordLayout,
     RecordSource, TensorSpec,
@@ -21,8 +21,14 @@ type Read = std::result::Result<(), ReadError>;
 
 /// Opens whatever model lies at `path`: a container of version 2 or 1, or a checkpoint folder.
 pub fn open_model(path: &Path) -> Result<Box<dyn ModelSource>> {
+    open_model_with(path, &OpenOptions::default())
+}
+
+/// As [`open_model`], to be read as `options` say where it is a container of version 2; others are read buffered, and
+/// have no checksums for their records.
+pub fn open_model_with(path: &Path, options: &OpenOptions) -> Result<Box<dyn ModelSource>> {
     Ok(match container::detect(path)? {
-        Some(container::Kind::V2) => Box::new(Container::open(path)?),
+        Some(container::Kind::V2) => Box::new(Container::open_with(path, options)?),
         Some(container::Kind::V1) => Box::new(V1Model::open(path)?),
         Some(other) => {
             return Err(CheckpointError::NotAModel {

@@ -12,12 +12,12 @@ use spinetail_core::ReadError;
 use crate::ContainerError;
 
 #[cfg(unix)]
-fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(crate) fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::unix::fs::FileExt::read_at(file, out, offset)
 }
 
 #[cfg(windows)]
-fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(crate) fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, out, offset)
 }
 
@@ -34,12 +34,22 @@ fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
 /// Fills `out` from `offset` of `file`, which was opened from `path`. A file that ends early is
 /// [`ReadError::Short`]; `out` then holds what was there.
 pub fn pread_exact(file: &File, path: &Path, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
+    pread_rest(file, path, offset, out, 0)
+}
+
+/// As [`pread_exact`], of which the first `done` bytes have been read already.
+pub(crate) fn pread_rest(
+    file: &File,
+    path: &Path,
+    offset: u64,
+    out: &mut [u8],
+    mut done: usize,
+) -> Result<(), ReadError> {
     let bytes = out.len() as u64;
     let io = |error| ReadError::Io { path: path.to_owned(), offset, bytes, error };
     if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
         return Err(io(io::Error::new(io::ErrorKind::InvalidInput, "the offset is past any file's end")));
     }
-    let mut done = 0;
     while done < out.len() {
         match read_at(file, &mut out[done..], offset + done as u64) {
             Ok(0) => {

@@ -6,6 +6,8 @@
 //! container came from over a network, or what the user typed.
 
 mod checksums;
+mod data;
+mod dense;
 mod error;
 mod files;
 mod layout;
@@ -21,6 +23,7 @@ mod writer;
 use std::path::Path;
 
 pub use checksums::Checksums;
+pub use data::{BLOCK_BYTES, DataFile, Reading};
 pub use error::ContainerError;
 pub use files::{pread_exact, pwrite_all, read_small_file};
 pub use layout::{DensePart, Plan};
@@ -29,7 +32,7 @@ pub use manifest::{
     SourceIdentity, TensorEntry,
 };
 pub use placed::{Opened, PlacedWriter};
-pub use reader::{Container, RecordFile};
+pub use reader::{Container, OpenOptions, RecordFile};
 pub use verify::{Damage, Progress, VerifyReport, verify};
 pub use writer::{Summary, Writer};
 

@@ -1,17 +1,19 @@
 //! Reads version 2 containers: opens them with every cheap check, and hands over dense parts and records.
 //!
-//! One record is one positioned read. Nothing is cached here, and nothing is retried.
+//! One record is one positioned read. Nothing is cached here.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use spinetail_core::{
-    DenseSource, ExpertId, Limits, ModelConfig, Part, ReadError, RecordLayout, RecordSource, TensorSpec,
+    DenseSource, ExpertId, Limits, ModelConfig, Part, ReadError, ReadMode, RecordLayout, RecordSource,
+    TensorLayout, TensorSpec,
 };
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::files::{hex, pread_exact, read_small_file, regular_size, sha256};
+use crate::data::{BLOCK_BYTES, DataFile, Reading};
+use crate::files::{hex, read_small_file, regular_size, sha256};
 use crate::layout::DensePart;
 use crate::{Checksums, ContainerError, MANIFEST_BYTES, Manifest};
 
@@ -26,19 +28,30 @@ pub struct RecordFile {
     pub layout: RecordLayout,
 }
 
+/// How a container is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpenOptions {
+    /// How the system is asked for bytes, as long as it does not refuse.
+    pub read_mode: ReadMode,
+    /// Whether every record that is read is held against its checksum. It makes every miss longer, by about a tenth of
+    /// a millisecond for each megabyte.
+    pub verify_reads: bool,
+}
+
 /// An open version 2 container.
 #[derive(Debug)]
 pub struct Container {
     path: PathBuf,
-    manifest: Manifest,
-    checksums: Checksums,
-    parts: Vec<DensePart>,
+    pub(crate) manifest: Manifest,
+    pub(crate) checksums: Checksums,
+    pub(crate) parts: Vec<DensePart>,
     /// Index of a tensor's first part.
     first_part: HashMap<String, usize>,
-    dense: File,
-    dense_path: PathBuf,
-    layers: Vec<File>,
+    pub(crate) dense: DataFile,
+    layers: Vec<DataFile>,
     record_files: Vec<RecordFile>,
+    reading: Arc<Reading>,
+    verify_reads: bool,
 }
 
 /// Refuses a file that is missing, not a regular file, or not as long as it must be.
@@ -56,14 +69,15 @@ pub(crate) fn check_size(root: &Path, name: &str, expected: u64) -> Result<(), C
     ))
 }
 
-fn open_file(path: &Path) -> Result<File, ContainerError> {
-    File::open(path).map_err(|e| ContainerError::io("open", path, e))
-}
-
 impl Container {
     /// Opens the container in folder `path`: manifest and checksum file are read and checked, and the length of
     /// every file. Tensors and records are not read; [`crate::verify()`] does that.
     pub fn open(path: &Path) -> Result<Self, ContainerError> {
+        Self::open_with(path, &OpenOptions::default())
+    }
+
+    /// As [`Container::open`], to be read as `options` say.
+    pub fn open_with(path: &Path, options: &OpenOptions) -> Result<Self, ContainerError> {
         if crate::detect(path)?.is_none() {
             return Err(ContainerError::NotAContainer { path: path.to_owned() });
         }
@@ -95,13 +109,15 @@ impl Container {
         for (i, p) in parts.iter().enumerate() {
             first_part.entry(manifest.dense.tensors[p.tensor].name.clone()).or_insert(i);
         }
-        let dense_path = path.join(&manifest.dense.file);
+        let reading = Arc::new(Reading::new(options.read_mode));
+        let open = |r: &RecordFile| DataFile::open(&r.path, &reading).inspect(DataFile::expect_random_reads);
         Ok(Self {
             path: path.to_owned(),
-            dense: open_file(&dense_path)?,
-            dense_path,
-            layers: record_files.iter().map(|r| open_file(&r.path)).collect::<Result<_, _>>()?,
+            dense: DataFile::open(&path.join(&manifest.dense.file), &reading)?,
+            layers: record_files.iter().map(open).collect::<Result<_, _>>()?,
             record_files,
+            reading,
+            verify_reads: options.verify_reads,
             manifest,
             checksums,
             parts,
@@ -149,22 +165,53 @@ impl Container {
         Ok(bytes)
     }
 
-    /// Checks a record's whole stride, padding included, against its checksum. Reading does not do this by itself: it
-    /// would make every miss longer.
+    /// Checks a record's whole stride, padding included, against its checksum. Reading does this by itself only when
+    /// [`OpenOptions::verify_reads`] asks for it.
     pub fn check_record(&self, id: ExpertId, stride: &[u8]) -> Result<(), ReadError> {
-        let Some(expected) = self.checksums.record(id) else {
+        let file = self.record_files.get(usize::from(id.layer));
+        let Some(file) = file.filter(|_| self.checksums.record(id).is_some()) else {
             return Err(ReadError::Unknown { what: id.to_string() });
         };
-        let file = &self.record_files[usize::from(id.layer)];
         if stride.len() as u64 != file.stride_bytes {
             let what = format!("{id} of {} bytes: its stride is {}", stride.len(), file.stride_bytes);
             return Err(ReadError::Unknown { what });
         }
-        let found = xxh3_64(stride);
+        self.compare_record(id, xxh3_64(stride))
+    }
+
+    /// Holds the checksum of a dense part, and the padding after it, against the one recorded.
+    pub(crate) fn compare_part(&self, index: usize, found: u64) -> Result<(), ReadError> {
+        let (part, expected) = (self.parts[index], self.checksums.dense[index]);
         if expected == found {
             return Ok(());
         }
-        Err(ReadError::Checksum { what: id.to_string(), path: file.path.clone(), expected, found })
+        let name = &self.manifest.dense.tensors[part.tensor].name;
+        let what = format!("{} of {name}", part.part.suffix());
+        Err(ReadError::Checksum { what, path: self.dense.path().to_owned(), expected, found })
+    }
+
+    fn compare_record(&self, id: ExpertId, found: u64) -> Result<(), ReadError> {
+        match self.checksums.record(id) {
+            Some(expected) if expected == found => Ok(()),
+            Some(expected) => {
+                let path = self.record_files[usize::from(id.layer)].path.clone();
+                Err(ReadError::Checksum { what: id.to_string(), path, expected, found })
+            }
+            None => Err(ReadError::Unknown { what: id.to_string() }),
+        }
+    }
+
+    /// Checks a record of which `read` has been read; what is missing of its stride is read for the purpose.
+    fn check_read(&self, id: ExpertId, read: &[u8]) -> Result<(), ReadError> {
+        let layer = usize::from(id.layer);
+        let stride = self.record_files[layer].stride_bytes;
+        let mut hash = Xxh3::new();
+        hash.update(read);
+        // Padding, of less than 16 KiB.
+        let mut rest = vec![0; stride as usize - read.len()];
+        self.layers[layer].read(u64::from(id.expert) * stride + read.len() as u64, &mut rest)?;
+        hash.update(&rest);
+        self.compare_record(id, hash.digest())
     }
 }
 
@@ -207,18 +254,23 @@ impl DenseSource for Container {
         };
         let index = self.first_part[name] + slot;
         let p = self.parts[index];
-        pread_exact(&self.dense, &self.dense_path, p.offset, out)?;
+        self.dense.read(p.offset, out)?;
         let mut padding = [0; crate::layout::DENSE_FILE_ALIGN as usize];
         let padding = &mut padding[..(p.end - p.offset - p.bytes) as usize];
-        pread_exact(&self.dense, &self.dense_path, p.offset + p.bytes, padding)?;
+        self.dense.read(p.offset + p.bytes, padding)?;
         let mut hash = Xxh3::new();
         hash.update(out);
         hash.update(padding);
-        let (expected, found) = (self.checksums.dense[index], hash.digest());
-        if expected == found {
-            return Ok(());
-        }
-        Err(ReadError::Checksum { what: what(), path: self.dense_path.clone(), expected, found })
+        self.compare_part(index, hash.digest())
+    }
+
+    fn image_layout(&self, name: &str) -> Option<&TensorLayout> {
+        let first = *self.first_part.get(name)?;
+        Some(&self.manifest.dense.tensors[self.parts[first].tensor].layout)
+    }
+
+    fn read_image(&self, out: &mut [u8], progress: &mut dyn FnMut(u64)) -> Result<(), ReadError> {
+        crate::dense::read_image(self, out, progress)
     }
 }
 
@@ -231,7 +283,7 @@ impl RecordSource for Container {
         self.manifest.experts.expert_count
     }
 
-    /// Reads the whole stride if `out` has room for it, so that the read is of whole blocks.
+    /// Reads the whole stride if `out` has room for it, or else whole blocks if it has room for those.
     fn read_record(&self, id: ExpertId, out: &mut [u8]) -> Result<(), ReadError> {
         let layer = usize::from(id.layer);
         let (Some(record), true) =
@@ -244,8 +296,14 @@ impl RecordSource for Container {
             let what = format!("{id} of {room} bytes: it has {}", record.layout.bytes);
             return Err(ReadError::Unknown { what });
         }
-        let bytes = if room >= record.stride_bytes { record.stride_bytes } else { record.layout.bytes };
-        let offset = u64::from(id.expert) * record.stride_bytes;
-        pread_exact(&self.layers[layer], &record.path, offset, &mut out[..bytes as usize])
+        let sizes = [record.stride_bytes, record.layout.bytes.next_multiple_of(BLOCK_BYTES as u64)];
+        let bytes = sizes.into_iter().find(|&bytes| bytes <= room).unwrap_or(record.layout.bytes);
+        let out = &mut out[..bytes as usize];
+        self.layers[layer].read(u64::from(id.expert) * record.stride_bytes, out)?;
+        if self.verify_reads { self.check_read(id, out) } else { Ok(()) }
+    }
+
+    fn read_mode(&self) -> ReadMode {
+        self.reading.mode()
     }
 }

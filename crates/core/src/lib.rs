@@ -19,6 +19,6 @@ pub use expert::{ExpertId, Projection, RecordLayout};
 pub use limits::Limits;
 pub use names::{DenseSpec, Role, dense_specs, mtp_prefix};
 pub use quant::{Affine, BITS, GROUP_SIZES, unpack_group};
-pub use slot::{SLAB_ALIGN, Slab, SlabError, SlotMemory};
-pub use source::{DenseSource, ModelSource, ReadError, RecordSource};
+pub use slot::{Pages, SLAB_ALIGN, Slab, SlabError, SlotMemory};
+pub use source::{DenseSource, ModelSource, ReadError, ReadMode, RecordSource};
 pub use tensor::{Format, PART_ALIGN, Part, TensorError, TensorLayout, TensorSpec, dequantize_row};

@@ -5,8 +5,40 @@
 
 use std::ptr::NonNull;
 
+use serde::{Deserialize, Serialize};
+
 /// Alignment, in bytes, that every slab has at least: what direct reads need on every drive known.
 pub const SLAB_ALIGN: usize = 16 * 1024;
+
+/// The pages that memory is mapped with, where the system leaves the choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pages {
+    /// Of 2 MiB, as far as the system has any.
+    #[default]
+    Huge,
+    /// The smallest there are.
+    Small,
+}
+
+impl Pages {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Huge, Self::Small];
+
+    /// The name people see.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Huge => "huge",
+            Self::Small => "small",
+        }
+    }
+}
+
+impl std::fmt::Display for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
 
 /// Slab memory could not be had.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,40 @@
 
 use std::path::PathBuf;
 
-use crate::{ExpertId, ModelConfig, Part, RecordLayout, TensorSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::{ExpertId, ModelConfig, Part, RecordLayout, TensorLayout, TensorSpec};
+
+/// How the system is asked for the bytes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReadMode {
+    /// From the drive into the memory where they are used. Needs places, lengths and addresses that are multiples of
+    /// 4096; what is not is read buffered.
+    #[default]
+    Direct,
+    /// Through the system's page cache.
+    Buffered,
+}
+
+impl ReadMode {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Direct, Self::Buffered];
+
+    /// The name people see.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Buffered => "buffered",
+        }
+    }
+}
+
+impl std::fmt::Display for ReadMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
 
 /// Bytes could not be read. Says which file, where, what was expected and what was found.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +95,22 @@ pub trait DenseSource: Send + Sync {
 
     /// Reads a whole part into `out`, whose length is the spec's [`TensorSpec::part_bytes`].
     fn read_dense(&self, name: &str, part: Part, out: &mut [u8]) -> Result<(), ReadError>;
+
+    /// Where a tensor lies in this source's image: the tensors as they lie in one file, in which those that stay in
+    /// memory can be used. `None` for every tensor where there is no image.
+    fn image_layout(&self, _name: &str) -> Option<&TensorLayout> {
+        None
+    }
+
+    /// Reads the start of the image, checked as [`DenseSource::read_dense`] checks, as fast as the drive allows.
+    /// `progress` is told bytes as they have been read and checked.
+    ///
+    /// `out` is a multiple of 4096 bytes within the image's length; parts that it has no room for are not checked. Reads are
+    /// fastest into memory that begins at a multiple of 4096 and of the system's large pages; memory that has never been
+    /// touched is touched just before it is read into.
+    fn read_image(&self, _out: &mut [u8], _progress: &mut dyn FnMut(u64)) -> Result<(), ReadError> {
+        Err(ReadError::Unknown { what: "image".to_owned() })
+    }
 }
 
 /// Expert records. One call is one positioned read wherever the source is a container.
@@ -75,6 +124,12 @@ pub trait RecordSource: Send + Sync {
     /// Reads the record into the start of `out`, which has at least the layout's `bytes` bytes; bytes past those are
     /// the source's to use (a direct read fills whole blocks).
     fn read_record(&self, id: ExpertId, out: &mut [u8]) -> Result<(), ReadError>;
+
+    /// How records are read now: a source that was asked for direct reads goes over to buffered ones where the system
+    /// refuses them.
+    fn read_mode(&self) -> ReadMode {
+        ReadMode::Buffered
+    }
 }
 
 /// A whole model: dense tensors and expert records.

@@ -7,6 +7,8 @@ mod hostile;
 #[cfg(test)]
 mod placed;
 #[cfg(test)]
+mod reading;
+#[cfg(test)]
 mod round_trip;
 #[cfg(test)]
 mod v1;
