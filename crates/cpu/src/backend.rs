@@ -48,7 +48,7 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Reads the dense weights of `source` into memory. `progress` is told the bytes of each tensor read.
+    /// Reads the dense weights of `source` into memory. `progress` is told bytes as they are read.
     pub fn load(
         source: &dyn ModelSource,
         options: &CpuOptions,
@@ -56,8 +56,8 @@ impl CpuBackend {
     ) -> Result<Self, BackendError> {
         let config = source.config().clone();
         let compute = Compute::new(options)?;
-        let loader = Loader::new(source, progress);
-        let weights = loader.load(&config, |i| source.record_layout(i as u16).cloned())?;
+        let loader = Loader::new(source, progress)?;
+        let weights = loader.load(|i| source.record_layout(i as u16).cloned())?;
         Ok(Self {
             attention: Attention::new(&config),
             delta: Delta::new(&config),

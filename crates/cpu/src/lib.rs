@@ -18,5 +18,5 @@ mod weights;
 
 pub use backend::CpuBackend;
 pub use compute::{CpuOptions, Precision};
-pub use memory::HostMemory;
+pub use memory::{HostMemory, Region};
 pub use pool::{MAX_THREADS, Pool, PoolError, PoolOptions};

@@ -1,18 +1,24 @@
 //! The dense weights in memory, by the place where they are used.
+//!
+//! All of them lie in one block of memory, as in the source's file where it has one that can be read as it is.
+
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use spinetail_core::{
-    DenseSource, DenseSpec, LayerKind, ModelConfig, Part, Role, TensorLayout, dense_specs, dequantize_row,
-    widen,
+    DenseSource, DenseSpec, LayerKind, ModelConfig, Pages, Part, Role, TensorLayout, dense_specs,
+    dequantize_row, mtp_prefix, widen,
 };
 use spinetail_core::{Format, RecordLayout};
 use spinetail_model::BackendError;
 
 use crate::kernels::Weights as Operand;
+use crate::memory::Region;
 
-/// A stored matrix and its bytes.
+/// A stored matrix, by its place among the bytes of all.
 pub(crate) struct Matrix {
     layout: TensorLayout,
-    bytes: Box<[u8]>,
+    bytes: Arc<Region>,
 }
 
 impl Matrix {
@@ -88,24 +94,90 @@ impl Weights {
     }
 }
 
-/// Reads tensors by name, checking each against what the configuration asks for.
+/// What an image is read in whole numbers of.
+const IMAGE_ALIGN: u64 = 4096;
+
+/// Reads all tensors, checking each against what the configuration asks for, and hands them out by name.
 pub(crate) struct Loader<'s> {
-    source: &'s dyn DenseSource,
-    specs: Vec<DenseSpec>,
-    /// Told the bytes of each tensor that has been read.
-    progress: &'s mut dyn FnMut(u64),
+    config: &'s ModelConfig,
+    layouts: HashMap<String, TensorLayout>,
+    bytes: Arc<Region>,
+}
+
+/// Checks that a tensor of the source is the one that was asked for, and gives its layout: in the source's image, or
+/// after `end`.
+fn place(
+    source: &dyn DenseSource,
+    asked: &DenseSpec,
+    image: bool,
+    end: u64,
+) -> Result<(TensorLayout, u64), BackendError> {
+    let name = &asked.name;
+    let wrong =
+        |expected: String, found: String| BackendError::Tensor { name: name.clone(), expected, found };
+    let found = source.dense_spec(name);
+    let spec = found.ok_or_else(|| wrong(format!("shape {:?}", asked.shape), "nothing".into()))?;
+    spec.check().map_err(|e| wrong("a supported format".into(), e.to_string()))?;
+    if spec.shape != asked.shape {
+        return Err(wrong(format!("shape {:?}", asked.shape), format!("shape {:?}", spec.shape)));
+    }
+    if asked.role == Role::Vector && !matches!(spec.format, Format::Plain(_)) {
+        return Err(wrong("plain elements".into(), spec.format.to_string()));
+    }
+    match source.image_layout(name) {
+        Some(layout) if image => {
+            let ends = spec.parts().iter().map(|&part| layout.range(part).end as u64);
+            Ok((layout.clone(), ends.fold(end, u64::max)))
+        }
+        _ => Ok(TensorLayout::packed(spec.clone(), end)),
+    }
 }
 
 impl<'s> Loader<'s> {
-    pub(crate) fn new(source: &'s dyn DenseSource, progress: &'s mut dyn FnMut(u64)) -> Self {
-        Self { specs: dense_specs(source.config()), source, progress }
+    /// Reads the tensors of the decoder. `progress` is told bytes as they are read.
+    pub(crate) fn new(
+        source: &'s dyn DenseSource,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, BackendError> {
+        let config = source.config();
+        let mtp = mtp_prefix(0);
+        let mtp = mtp.split('.').next().unwrap_or(&mtp);
+        // Prediction heads stay on the drive until something drafts with them.
+        let resident = dense_specs(config).into_iter().filter(|s| !s.name.starts_with(mtp));
+        let asked: Vec<DenseSpec> = resident.collect();
+        let image = asked.iter().all(|s| source.image_layout(&s.name).is_some());
+        let (mut end, mut layouts) = (0, HashMap::with_capacity(asked.len()));
+        for spec in &asked {
+            let (layout, next) = place(source, spec, image, end)?;
+            end = next;
+            layouts.insert(spec.name.clone(), layout);
+        }
+        let bytes = end.next_multiple_of(IMAGE_ALIGN);
+        let memory = BackendError::Memory { bytes };
+        let mut region =
+            usize::try_from(bytes).ok().and_then(|b| Region::new(b, Pages::Huge)).ok_or(memory)?;
+        if image {
+            source.read_image(&mut region, progress)?;
+        } else {
+            for DenseSpec { name, .. } in &asked {
+                let layout = &layouts[name];
+                for &part in layout.spec.parts() {
+                    let range = layout.range(part);
+                    let bytes = range.len() as u64;
+                    source.read_dense(name, part, &mut region[range])?;
+                    progress(bytes);
+                }
+            }
+        }
+        Ok(Self { config, layouts, bytes: Arc::new(region) })
     }
 
+    /// Puts the tensors where they are used; `record` has the layout of each layer's expert records.
     pub(crate) fn load(
-        mut self,
-        c: &ModelConfig,
+        &self,
         record: impl Fn(usize) -> Option<RecordLayout>,
     ) -> Result<Weights, BackendError> {
+        let c = self.config;
         let mut layers = Vec::new();
         for (i, &kind) in c.layers.iter().enumerate() {
             let record = record(i).ok_or_else(|| BackendError::Tensor {
@@ -125,7 +197,7 @@ impl<'s> Loader<'s> {
     }
 
     fn layer(
-        &mut self,
+        &self,
         p: &str,
         kind: LayerKind,
         mixer_index: usize,
@@ -150,7 +222,7 @@ impl<'s> Loader<'s> {
         })
     }
 
-    fn attention(&mut self, p: &str) -> Result<AttentionWeights, BackendError> {
+    fn attention(&self, p: &str) -> Result<AttentionWeights, BackendError> {
         Ok(AttentionWeights {
             q_proj: self.matrix(&format!("{p}.q_proj"))?,
             k_proj: self.matrix(&format!("{p}.k_proj"))?,
@@ -161,8 +233,8 @@ impl<'s> Loader<'s> {
         })
     }
 
-    fn delta(&mut self, p: &str) -> Result<DeltaWeights, BackendError> {
-        let kernel = self.source.config().delta.conv_kernel;
+    fn delta(&self, p: &str) -> Result<DeltaWeights, BackendError> {
+        let kernel = self.config.delta.conv_kernel;
         Ok(DeltaWeights {
             in_proj_qkv: self.matrix(&format!("{p}.in_proj_qkv"))?,
             in_proj_z: self.matrix(&format!("{p}.in_proj_z"))?,
@@ -176,30 +248,16 @@ impl<'s> Loader<'s> {
         })
     }
 
-    fn matrix(&mut self, name: &str) -> Result<Matrix, BackendError> {
-        let wrong =
-            |expected: String, found: String| BackendError::Tensor { name: name.to_owned(), expected, found };
-        let asked = self.specs.iter().find(|s| s.name == name);
-        let asked = asked.ok_or_else(|| wrong("a name the model knows".into(), "an unknown one".into()))?;
-        let found = self.source.dense_spec(name);
-        let spec = found.ok_or_else(|| wrong(format!("shape {:?}", asked.shape), "nothing".into()))?;
-        spec.check().map_err(|e| wrong("a supported format".into(), e.to_string()))?;
-        if spec.shape != asked.shape {
-            return Err(wrong(format!("shape {:?}", asked.shape), format!("shape {:?}", spec.shape)));
-        }
-        if asked.role == Role::Vector && !matches!(spec.format, Format::Plain(_)) {
-            return Err(wrong("plain elements".into(), spec.format.to_string()));
-        }
-        let (layout, bytes) = TensorLayout::packed(spec.clone(), 0);
-        let mut buffer = zeroed(bytes as usize)?.into_boxed_slice();
-        for &part in layout.spec.parts() {
-            self.source.read_dense(name, part, &mut buffer[layout.range(part)])?;
-        }
-        (self.progress)(bytes);
-        Ok(Matrix { layout, bytes: buffer })
+    fn matrix(&self, name: &str) -> Result<Matrix, BackendError> {
+        let layout = self.layouts.get(name).ok_or_else(|| BackendError::Tensor {
+            name: name.to_owned(),
+            expected: "a name the model knows".to_owned(),
+            found: "an unknown one".to_owned(),
+        })?;
+        Ok(Matrix { layout: layout.clone(), bytes: Arc::clone(&self.bytes) })
     }
 
-    fn vector(&mut self, name: &str) -> Result<Vec<f32>, BackendError> {
+    fn vector(&self, name: &str) -> Result<Vec<f32>, BackendError> {
         let m = self.matrix(name)?;
         let mut out = vec![0.0; m.layout.spec.shape.iter().product()];
         if let Format::Plain(dtype) = m.layout.spec.format {
@@ -219,12 +277,4 @@ impl<'s> Loader<'s> {
 /// `[n, width]` to `[width, n]`.
 fn transpose(x: &[f32], width: usize) -> Vec<f32> {
     (0..width).flat_map(|i| x.iter().skip(i).step_by(width).copied()).collect()
-}
-
-/// Zeroed memory, or an error instead of the end of the process.
-fn zeroed(bytes: usize) -> Result<Vec<u8>, BackendError> {
-    let mut buffer = Vec::new();
-    buffer.try_reserve_exact(bytes).map_err(|_| BackendError::Memory { bytes: bytes as u64 })?;
-    buffer.resize(bytes, 0);
-    Ok(buffer)
 }

@@ -93,7 +93,7 @@ impl Engine {
         let token_bytes = TokenBytes::of(&*source);
         let records: Arc<dyn RecordSource> = source;
         let store_options = StoreOptions::new(plan.slots_bytes as usize, config.layers.len() as u16);
-        let store = ExpertStore::new(records, Box::new(HostMemory), store_options);
+        let store = ExpertStore::new(records, Box::new(HostMemory::default()), store_options);
         let compute = Compute { backend: Box::new(backend), store, scratch: Scratch::default() };
         Ok(Self {
             inner: Arc::new(Inner {
