@@ -9,6 +9,9 @@ use spinetail_container::{Checksums, Manifest, v1};
 use spinetail_core::{
     AttentionConfig, DeltaConfig, Family, LayerKind, ModelConfig, MoeConfig, Part, Projection, RecordLayout,
 };
+use spinetail_store::policy::PolicyKind;
+use spinetail_store::replay::{ReplayOptions, TraceStats, replay};
+use spinetail_store::trace::Trace;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Parts lie within the record and apart from each other.
@@ -102,4 +105,39 @@ pub fn safetensors_header(data: &[u8]) -> bool {
         check(&parse_header(data, expected).expect("only the length was wrong"), expected);
     }
     file.is_ok()
+}
+
+/// A trace, as it is and with checksums put right, and a replay of what is in it where the model is small.
+pub fn trace(data: &[u8]) -> bool {
+    let as_it_is = Trace::parse(data).is_ok();
+    let mut sealed = data.to_vec();
+    if let Some(header) = sealed.get(..40) {
+        let sum = xxh3_64(header) as u32;
+        if let Some(at) = sealed.get_mut(40..44) {
+            at.copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+    // Frames as long as the bytes say, so that the fuzzer has only the payload to find.
+    let mut at = 44;
+    while let Some(len) =
+        sealed.get(at..at + 4).and_then(|b| b.first_chunk()).map(|b| u32::from_le_bytes(*b) as usize)
+    {
+        let Some(payload) = sealed.get(at + 8..).and_then(|b| b.get(..len)) else { break };
+        let sum = xxh3_64(payload) as u32;
+        sealed[at + 4..at + 8].copy_from_slice(&sum.to_le_bytes());
+        at += 8 + len;
+    }
+    if let Ok(trace) = Trace::parse(&sealed) {
+        let h = trace.header();
+        for ids in trace.steps().flat_map(|s| s.layers()) {
+            assert!(ids.is_sorted_by(|a, b| a < b) && ids.iter().all(|&id| id < h.experts));
+        }
+        if u32::from(h.layers) * u32::from(h.experts) < 4096 {
+            let stats = TraceStats::new(&trace);
+            assert!(stats.repetition <= 1.0 && stats.top_tenth_share <= 1.0);
+            let caches = PolicyKind::ALL.map(|p| ReplayOptions::new(7, p));
+            assert!(replay(&trace, &caches).iter().all(|o| o.decode.hits <= o.decode.uses));
+        }
+    }
+    as_it_is
 }

@@ -81,6 +81,14 @@ pub(crate) struct EngineArgs {
     pub(crate) isa: Option<Isa>,
 }
 
+/// Flags of commands that can record routing.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TraceArgs {
+    /// Record which experts each token needs to a new file, for `spinetail replay`; no text is in it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) trace: Option<PathBuf>,
+}
+
 /// Flags of every command that chooses tokens. What is not given is as the model's generation_config.json says, then as
 /// its makers recommend.
 #[derive(Debug, Clone, Default, Args)]

@@ -11,6 +11,7 @@ pub use spinetail_cpu::Precision;
 pub use spinetail_cpu::kernels::{Isa, UnknownIsa};
 use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory};
 use spinetail_model::{Backend, Scratch, StepError};
+use spinetail_store::trace::{TraceHeader, TraceWriter, model_id};
 use spinetail_store::{ExpertStore, StoreOptions, StoreStats};
 
 use crate::bench::TokenBytes;
@@ -157,6 +158,27 @@ impl Engine {
     /// Counters of the expert store.
     pub fn store_stats(&self) -> StoreStats {
         self.compute().store.stats()
+    }
+
+    /// Records routing to `out` from here on, in the format of docs/trace.md. A trace that was being recorded ends.
+    pub fn start_trace(&self, out: Box<dyn io::Write + Send>) {
+        let Inner { path, config, plan, .. } = &*self.inner;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let header = TraceHeader {
+            layers: config.layers.len() as u16,
+            experts: config.moe.experts as u16,
+            top_k: config.moe.top_k as u16,
+            slot_bytes: plan.slot_bytes,
+            fixed_bytes: plan.fixed_bytes(),
+            model_id: model_id(&name),
+        };
+        self.compute().scratch.trace = Some(TraceWriter::new(out, &header));
+    }
+
+    /// Ends the trace and returns how many steps it has, or the first error of writing it; 0 if none was started.
+    pub fn finish_trace(&self) -> io::Result<u64> {
+        let trace = self.compute().scratch.trace.take();
+        trace.map_or(Ok(0), TraceWriter::finish)
     }
 
     pub(crate) fn compute(&self) -> MutexGuard<'_, Compute> {

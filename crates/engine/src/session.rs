@@ -1,8 +1,11 @@
 //! [`Session`]: one conversation's state, a single timeline of tokens.
 
 use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
 use spinetail_model::{Row, SavedState, SequenceId, step};
+use spinetail_store::StoreStats;
+use spinetail_store::trace::{StepKind, StepTime};
 
 use crate::engine::{Compute, Engine};
 use crate::error::EngineError;
@@ -205,6 +208,10 @@ impl Session {
         let mut guard = self.engine.compute();
         let Compute { backend, store, scratch } = &mut *guard;
         self.broken = true;
+        let (start_time, stats) = (Instant::now(), store.stats());
+        if let Some(trace) = &mut scratch.trace {
+            trace.begin_step();
+        }
         let mut x = Vec::new();
         step(&mut **backend, store, config, &rows, scratch, &mut |layer, backend| {
             if let Want::All(observer) = &mut want
@@ -229,9 +236,20 @@ impl Session {
                 observer.logits(start + i, &self.logits);
             }
         }
+        if let Some(trace) = &mut scratch.trace {
+            let kind = if rows.len() == 1 { StepKind::Decode } else { StepKind::Prefill };
+            trace.end_step(kind, rows.len(), &step_time(start_time.elapsed(), &stats, &store.stats()));
+        }
         self.broken = false;
         Ok(())
     }
+}
+
+/// Where `all` of a step's time went, from the store's counters before and after it.
+fn step_time(all: Duration, before: &StoreStats, after: &StoreStats) -> StepTime {
+    let read = Duration::from_nanos(after.read_wait_ns - before.read_wait_ns);
+    let read_bytes = after.bytes_read - before.bytes_read;
+    StepTime { compute: all.saturating_sub(read), read, read_bytes }
 }
 
 /// Which logits of a step are wanted.

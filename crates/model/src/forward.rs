@@ -1,6 +1,8 @@
 //! One pass of a batch through the layers: the backend computes, the store fetches, this decides the order.
 
 use spinetail_core::{ExpertId, LayerKind, ModelConfig};
+use spinetail_store::policy::{MAX_DECODE_ROWS, SWEEP_WEIGHT};
+use spinetail_store::trace::TraceWriter;
 use spinetail_store::{ExpertStore, StoreError, Use};
 
 use crate::{Backend, BackendError, Lookahead, RoutedRow, Routing, Row};
@@ -17,12 +19,6 @@ pub enum StepError {
     Store(#[from] StoreError),
 }
 
-/// Batches of at most this many rows are decoding, as several users or drafts do; larger ones are prefill chunks.
-const MAX_DECODE_ROWS: usize = 8;
-
-/// How much a use by a prefill chunk says about the next token.
-const SWEEP_WEIGHT: f32 = 0.05;
-
 /// Memory that steps reuse, and what they learn from each other.
 #[derive(Debug, Default)]
 pub struct Scratch {
@@ -37,6 +33,8 @@ pub struct Scratch {
     rows: Vec<RoutedRow>,
     /// (expert, row) pairs to sort.
     pairs: Vec<(u16, RoutedRow)>,
+    /// Where routing is recorded, if it is; steps are begun and ended by whoever put it here.
+    pub trace: Option<TraceWriter>,
 }
 
 impl Scratch {
@@ -110,6 +108,9 @@ fn run_layer(
     // The one place where the host has to wait for the backend: which records are needed is known only now.
     backend.route(layer, &mut scratch.routing)?;
     scratch.group(layer);
+    if let Some(trace) = &mut scratch.trace {
+        trace.layer(&scratch.ids);
+    }
     let mut fetch = store.fetch(&scratch.ids, how)?;
     if let Some(next) = next {
         // On the residual as it is now: this layer's experts are yet to be added, and most of the next one's are seen.

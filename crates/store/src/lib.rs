@@ -15,10 +15,12 @@ mod faults;
 mod fetch;
 pub mod policy;
 mod readers;
+pub mod replay;
 mod slabs;
 mod slot;
 mod stats;
 mod store;
+pub mod trace;
 
 pub use error::StoreError;
 pub use faults::{Fault, FaultySource};

@@ -8,7 +8,8 @@ use clap::builder::ValueHint;
 use spinetail_engine::text::Message;
 use spinetail_engine::{Answer, Engine, Event, GenerateOptions};
 
-use crate::args::{EngineArgs, GlobalArgs, SamplingArgs, Switch};
+use super::Recording;
+use crate::args::{EngineArgs, GlobalArgs, SamplingArgs, Switch, TraceArgs};
 use crate::input::read_text;
 use crate::models;
 use crate::output::{self, Bar};
@@ -53,6 +54,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    trace: TraceArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -78,6 +81,7 @@ pub(crate) fn run(a: &GenerateArgs, globals: &GlobalArgs) -> anyhow::Result<()> 
         prompt: prompt(a)?,
     };
     let path = models::find(&a.model, &mut settings)?;
+    let trace = Recording::create(&a.trace)?;
     let engine = super::open(&path, &engine_settings, &mut settings)?;
     let defaults = engine.text()?;
     let thinking = plan.chat.as_ref().is_some_and(|c| c.thinking);
@@ -85,7 +89,9 @@ pub(crate) fn run(a: &GenerateArgs, globals: &GlobalArgs) -> anyhow::Result<()> 
     settings.print();
     let options =
         GenerateOptions { show_special: true, ..plan.sampling.options(defaults.defaults(), thinking) };
+    let recording = Recording::start(&engine, trace);
     let answer = answer(&engine, plan, &options, a.json)?;
+    recording.map_or(Ok(()), Recording::finish)?;
     if a.stats {
         output::stats(&engine, &answer);
     }

@@ -13,16 +13,20 @@ mod man;
 mod perplexity;
 mod pull;
 mod repack;
+mod replay;
 mod rm;
 mod serve;
 mod verify;
 
+use std::fs::File;
+use std::io;
 use std::path::Path;
 
+use anyhow::anyhow;
 use clap::Subcommand;
 use spinetail_engine::{Engine, EngineError};
 
-use crate::args::GlobalArgs;
+use crate::args::{GlobalArgs, TraceArgs};
 use crate::output::Bar;
 use crate::settings::{CONTEXT, EngineSettings, Origin, Settings};
 
@@ -48,6 +52,8 @@ pub(crate) enum Command {
     Verify(verify::VerifyArgs),
     /// Say what a model is, what stays in memory and what it needs
     Inspect(inspect::InspectArgs),
+    /// Try other sizes and policies of the expert cache on a recorded trace
+    Replay(replay::ReplayArgs),
     /// Show the models that can be called by name
     List(list::ListArgs),
     /// Remove a model from the folders for models
@@ -72,6 +78,7 @@ impl Command {
             Self::Repack(a) => repack::run(a),
             Self::Verify(a) => verify::run(a, globals),
             Self::Inspect(a) => inspect::run(a, globals),
+            Self::Replay(a) => replay::run(a, globals),
             Self::List(a) => list::run(a, globals),
             Self::Completions(a) => completions::run(a),
             Self::Man(a) => man::run(a),
@@ -94,6 +101,43 @@ fn open(path: &Path, asked: &EngineSettings, settings: &mut Settings) -> anyhow:
     drop(bar);
     settings.note(CONTEXT.key, options.context.to_string(), Origin::Default);
     Ok(engine?)
+}
+
+/// A trace that is being recorded.
+struct Recording<'a> {
+    engine: Engine,
+    file: &'a Path,
+}
+
+impl<'a> Recording<'a> {
+    /// Makes the file, before a model is loaded for nothing.
+    fn create(a: &'a TraceArgs) -> anyhow::Result<Option<(&'a Path, File)>> {
+        let Some(path) = &a.trace else { return Ok(None) };
+        let file = File::create_new(path).map_err(|e| {
+            let fix = match e.kind() {
+                io::ErrorKind::AlreadyExists => "it is there already; choose another name, or remove it",
+                _ => "choose another place",
+            };
+            anyhow!("cannot record to {}: {e}; {fix}", path.display())
+        })?;
+        Ok(Some((path, file)))
+    }
+
+    fn start(engine: &Engine, created: Option<(&'a Path, File)>) -> Option<Self> {
+        let (path, file) = created?;
+        engine.start_trace(Box::new(file));
+        Some(Self { engine: engine.clone(), file: path })
+    }
+
+    fn finish(self) -> anyhow::Result<()> {
+        match self.engine.finish_trace() {
+            Ok(_) => Ok(()),
+            Err(e) => Err(anyhow!(
+                "cannot record to {}: {e}; make room, or choose another place",
+                self.file.display()
+            )),
+        }
+    }
 }
 
 /// The template argument that turns thinking on or off.

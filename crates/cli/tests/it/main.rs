@@ -11,6 +11,7 @@ mod hostile;
 mod manners;
 mod names;
 mod perplexity;
+mod replay;
 mod serve;
 mod settings;
 #[cfg(unix)]

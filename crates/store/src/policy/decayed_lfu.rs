@@ -33,7 +33,7 @@ pub struct DecayedLfu {
 
 impl DecayedLfu {
     /// Tokens after which a use counts half; docs/performance.md has what was tried.
-    pub const HALF_LIFE_TOKENS: f64 = 256.0;
+    pub const HALF_LIFE_TOKENS: f64 = 64.0;
 
     /// A policy over records 0 to `records - 1`. A half-life that is not above 0 counts as infinite: nothing is forgotten.
     pub fn new(records: u32, half_life_tokens: f64) -> Self {

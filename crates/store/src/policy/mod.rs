@@ -19,6 +19,12 @@ pub use decayed_lfu::DecayedLfu;
 pub use lru::Lru;
 pub use s3_fifo::S3Fifo;
 
+/// Batches of at most this many rows are decoding, as several users or drafts do; larger ones are prefill chunks.
+pub const MAX_DECODE_ROWS: usize = 8;
+
+/// How much a use by a prefill chunk says about the next token: see [`Policy::used`].
+pub const SWEEP_WEIGHT: f32 = 0.05;
+
 /// Why a record came into a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {

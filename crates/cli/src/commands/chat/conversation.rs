@@ -30,7 +30,7 @@ pub(super) struct Conversation {
     session: Session,
     messages: Vec<Message>,
     sampling: SamplingSettings,
-    style: Style,
+    pub(super) style: Style,
     last: Option<Answer>,
     /// The thoughts before the last answer.
     thoughts: String,

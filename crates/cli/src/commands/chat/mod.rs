@@ -12,7 +12,8 @@ use std::path::PathBuf;
 
 use clap::builder::ValueHint;
 
-use crate::args::{EngineArgs, GlobalArgs, SamplingArgs, Shown, Switch};
+use super::Recording;
+use crate::args::{EngineArgs, GlobalArgs, SamplingArgs, Shown, Switch, TraceArgs};
 use crate::interrupt::Interrupt;
 use crate::settings::{EngineSettings, HISTORY, SYSTEM, SamplingSettings, Settings, THINKING, THOUGHTS};
 use crate::{models, output};
@@ -49,6 +50,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    trace: TraceArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -61,7 +64,7 @@ pub(crate) fn run(a: &ChatArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let style = Style::of_stdout();
     let shown = if style.terminal { Shown::Show } else { Shown::Hide };
     let thoughts = settings.pick_or(&THOUGHTS, a.thoughts, shown)?;
-    let history = settings.pick_or(&HISTORY, a.history, Switch::On)? == Switch::On;
+    let history = settings.pick_or(&HISTORY, a.history, Switch::On)?;
     let path = models::find(&a.model, &mut settings)?;
     let terminal = style.terminal && io::stdin().is_terminal();
     if a.prompts.is_empty() && !terminal && matches!(io::stdin().lock().fill_buf(), Ok([])) {
@@ -69,25 +72,37 @@ pub(crate) fn run(a: &ChatArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
         return Ok(());
     }
 
+    let trace = Recording::create(&a.trace)?;
     let engine = super::open(&path, &engine_settings, &mut settings)?;
     sampling.note_defaults(engine.text()?.defaults(), thinking, &mut settings);
     settings.print();
+    let recording = Recording::start(&engine, trace);
     let mut conversation = Conversation::new(engine, sampling, style)?;
     conversation.set_system(system);
     conversation.thinking = thinking;
     conversation.shows_thoughts = thoughts == Shown::Show;
     conversation.shows_stats = a.stats;
+    converse(&mut conversation, a, history, terminal)?;
+    recording.map_or(Ok(()), Recording::finish)
+}
+
+fn converse(
+    conversation: &mut Conversation,
+    a: &ChatArgs,
+    history: Switch,
+    terminal: bool,
+) -> anyhow::Result<()> {
     if !a.prompts.is_empty() {
-        return said(&mut conversation, &a.prompts);
+        return said(conversation, &a.prompts);
     }
     if terminal {
         let interrupt = Interrupt::install();
         conversation.interrupt = Some(interrupt.clone());
-        let file = if history { crate::dirs::history_file() } else { None };
-        let mut lines = Terminal::new(file, interrupt, style)?;
-        return talk::terminal(&mut conversation, &mut lines);
+        let file = if history == Switch::On { crate::dirs::history_file() } else { None };
+        let mut lines = Terminal::new(file, interrupt, conversation.style)?;
+        return talk::terminal(conversation, &mut lines);
     }
-    talk::piped(&mut conversation, &mut Piped::new(io::stdin().lock()))
+    talk::piped(conversation, &mut Piped::new(io::stdin().lock()))
 }
 
 /// Answers the prompts of the command line, each repeated before its answer.
