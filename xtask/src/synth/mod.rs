@@ -32,8 +32,8 @@ pub(crate) struct SynthArgs {
     /// see one file where the model has many
     #[arg(long)]
     distinct_layers: Option<usize>,
-    /// How unequal experts are: the popularity of the n-th falls as n^-S; 0 is uniform
-    #[arg(long, default_value_t = 0.9)]
+    /// How unequal experts are: most of the popularity of the n-th falls as n^-S; 0 is uniform
+    #[arg(long, default_value_t = 1.2)]
     router_skew: f64,
     /// Same seed, same container
     #[arg(long, default_value_t = 0)]

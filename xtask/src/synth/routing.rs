@@ -5,9 +5,13 @@ use super::weights::Random;
 /// Tokens simulated to find out how often an expert is chosen.
 const TOKENS: usize = 1500;
 const ROUNDS: usize = 60;
+/// Share of choices that all experts have alike, besides those that follow the power law: training balances experts, so
+/// that even the least popular is chosen now and then. With a power law alone no exponent gives both the hits that a small
+/// cache has in real models and those of a large one (docs/performance.md).
+const EVEN_SHARE: f64 = 0.4;
 
 /// One bias per expert, to be added to router logits of unit variance, so that the n-th most popular of `experts` is
-/// among the `top_k` in proportion to `n^-skew`. Which expert is the n-th is random.
+/// among the `top_k` in proportion to `n^-skew`, but for the even share. Which expert is the n-th is random.
 ///
 /// Found by simulation: a bias is raised while its expert is chosen too rarely. A share above 1 cannot be had; what
 /// the first experts cannot take goes to the others.
@@ -36,9 +40,11 @@ pub(super) fn biases(random: &mut Random, experts: usize, top_k: usize, skew: f6
     out
 }
 
-/// `min(1, c · n^-skew)` with c such that the shares sum to `top_k`.
+/// `min(1, c · (n^-skew + even))` with c such that the shares sum to `top_k`.
 fn target_shares(experts: usize, top_k: usize, skew: f64) -> Vec<f64> {
     let weights: Vec<f64> = (1..=experts).map(|n| (n as f64).powf(-skew)).collect();
+    let even = EVEN_SHARE / (1.0 - EVEN_SHARE) * weights.iter().sum::<f64>() / experts as f64;
+    let weights: Vec<f64> = weights.iter().map(|w| w + even).collect();
     let sum = |c: f64| weights.iter().map(|w| (w * c).min(0.98)).sum::<f64>();
     let (mut low, mut high) = (0.0, 1e6);
     for _ in 0..200 {

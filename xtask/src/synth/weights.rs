@@ -65,6 +65,13 @@ const SHARED_DIMS: usize = 128;
 const SHARED_MEAN: f32 = 2.0;
 /// Variance that all layers together add to a dimension of the residual stream.
 const ADDED_VARIANCE: f32 = 1.0;
+/// Tokens belong to topics in turn, and the next token is likely of the same topic as the last: routing then has, besides
+/// favourites that are always the same, some that change every few dozen tokens, as text has subjects.
+const TOPICS: usize = 64;
+/// Variance of the embedding that tokens of a topic share, of 1 in all.
+const TOPIC_VARIANCE: f32 = 0.15;
+/// What a topic adds to the logits of its own tokens.
+const TOPIC_LOGIT: f32 = 8.8;
 /// Groups of columns that share a scale.
 const GROUP: usize = 64;
 
@@ -73,21 +80,32 @@ pub(super) struct Weights {
     random: Random,
     config: ModelConfig,
     skew: f64,
+    /// The direction of each topic: a sign for every group of dimensions that is not shared by all tokens.
+    topics: Vec<Vec<f32>>,
 }
 
 /// How the codes of a matrix are read: per row and group of columns.
+#[derive(Default)]
 struct Scaling {
     /// Standard deviation of a weight.
     deviation: f32,
     /// Mean of the weights of the shared dimensions, by row; empty for zero.
     shared_means: Vec<f32>,
+    /// Whether the weights of the shared dimensions are all equal to their mean.
+    shared_even: bool,
+    /// Mean of the weights of other dimensions, up to the sign that the topic of the row has there.
+    topic_mean: f32,
 }
 
 type Write<'w> = dyn FnMut(Part, u64, &[u8]) -> anyhow::Result<()> + 'w;
 
 impl Weights {
     pub(super) fn new(config: &ModelConfig, seed: u64, skew: f64) -> Self {
-        Self { random: Random::new(seed), config: config.clone(), skew }
+        let mut random = Random::new(seed);
+        let mut sign = |_| if random.next() >> 63 == 0 { 1.0 } else { -1.0 };
+        let groups = config.hidden.div_ceil(GROUP);
+        let topics = (0..TOPICS).map(|_| (0..groups).map(&mut sign).collect()).collect();
+        Self { random, config: config.clone(), skew, topics }
     }
 
     /// Root mean square that one mixer or MoE adds to a dimension.
@@ -95,11 +113,11 @@ impl Weights {
         (ADDED_VARIANCE / (2 * self.config.layers.len()) as f32).sqrt()
     }
 
-    /// Root mean square of the residual stream at the router of `layer`, by design.
-    fn rms_at(&self, layer: usize) -> f32 {
-        let h = self.config.hidden as f32;
-        let shared = SHARED_DIMS.min(self.config.hidden / 2) as f32 / h * SHARED_MEAN * SHARED_MEAN;
-        (1.0 + shared + ADDED_VARIANCE * (layer as f32 + 0.5) / self.config.layers.len() as f32).sqrt()
+    /// Mean square of the residual stream at the router of `layer`, by design: what tokens share, and all of it.
+    fn squares_at(&self, layer: usize) -> (f32, f32) {
+        let shared = self.shared_dims() as f32 / self.config.hidden as f32 * SHARED_MEAN * SHARED_MEAN;
+        let added = ADDED_VARIANCE * (layer as f32 + 0.5) / self.config.layers.len() as f32;
+        (shared, shared + 1.0 + added)
     }
 
     /// The shared dimensions: whole groups, at most half of all.
@@ -142,12 +160,13 @@ impl Weights {
     fn scaling(&mut self, name: &str, spec: &TensorSpec) -> Scaling {
         // Inputs are normed, so that unit variance out needs 1/columns.
         let unit = 1.0 / (spec.columns() as f32).sqrt();
-        let mut shared_means = Vec::new();
+        let (mut shared_means, mut shared_even, mut topic_mean) = (Vec::new(), false, 0.0);
         let last = name.rsplit('.').next().unwrap_or(name);
         let deviation = match last {
             "embed_tokens" => {
                 shared_means = vec![SHARED_MEAN; spec.rows()];
-                1.0
+                topic_mean = TOPIC_VARIANCE.sqrt();
+                (1.0 - TOPIC_VARIANCE).sqrt()
             }
             // What comes in has been multiplied by a gate: about half of unit size.
             "o_proj" | "out_proj" | "down_proj" => 2.0 * self.contribution() * unit,
@@ -155,15 +174,24 @@ impl Weights {
                 let layer = name.split('.').nth(1).and_then(|l| l.parse().ok()).unwrap_or(0);
                 let m = self.config.moe;
                 let biases = biases(&mut self.random, m.experts, m.top_k, self.skew);
-                let per_unit = self.rms_at(layer) / (self.shared_dims() as f32 * SHARED_MEAN);
+                let (shared, all) = self.squares_at(layer);
+                let per_unit = all.sqrt() / (self.shared_dims() as f32 * SHARED_MEAN);
                 shared_means = biases.iter().map(|b| b * per_unit).collect();
-                unit
+                // Favourites are as asked for and no more: where all tokens are alike chance must add none, and where
+                // they differ logits have unit variance.
+                shared_even = true;
+                unit * (all / (all - shared)).sqrt()
             }
             // Logits of a few units, so that probabilities differ.
-            "lm_head" => 3.0 * unit,
+            "lm_head" => {
+                let (_, all) = self.squares_at(self.config.layers.len());
+                let topical = (spec.columns() - self.shared_dims()) as f32 * TOPIC_VARIANCE.sqrt();
+                topic_mean = TOPIC_LOGIT * all.sqrt() / topical;
+                3.0 * unit
+            }
             _ => unit,
         };
-        Scaling { deviation, shared_means }
+        Scaling { deviation, shared_means, shared_even, topic_mean }
     }
 
     fn matrix(&mut self, spec: &TensorSpec, scaling: &Scaling, write: &mut Write<'_>) -> anyhow::Result<()> {
@@ -192,8 +220,11 @@ impl Weights {
             for group in 0..per_row {
                 let sign = if self.random.next() >> 63 == 0 { 1.0 } else { -1.0 };
                 let mean = scaling.shared_means.get(row).filter(|_| group >= first_shared);
-                a.scales.put(sign * scale, &mut scales);
-                a.scales.put(mean.unwrap_or(&0.0) - sign * scale * (levels - 1.0) / 2.0, &mut biases);
+                let scale = if mean.is_some() && scaling.shared_even { 0.0 } else { sign * scale };
+                a.scales.put(scale, &mut scales);
+                let topic = self.topics[row % TOPICS].get(group).unwrap_or(&0.0) * scaling.topic_mean;
+                let mean = *mean.unwrap_or(if group >= first_shared { &0.0 } else { &topic });
+                a.scales.put(mean - scale * (levels - 1.0) / 2.0, &mut biases);
             }
         }
         (scales, biases)
@@ -208,7 +239,8 @@ impl Weights {
             let t = layout.get(projection);
             let unit = 1.0 / (t.spec.columns() as f32).sqrt();
             let deviation = if projection == Projection::Down { down * unit } else { unit };
-            let (scales, biases) = self.groups(&t.spec, &Scaling { deviation, shared_means: Vec::new() });
+            let scaling = Scaling { deviation, ..Scaling::default() };
+            let (scales, biases) = self.groups(&t.spec, &scaling);
             out[t.range(Part::Scales)].copy_from_slice(&scales);
             out[t.range(Part::Biases)].copy_from_slice(&biases);
             for part in Part::ALL {
