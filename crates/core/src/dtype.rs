@@ -17,6 +17,7 @@ pub enum DType {
 
 impl DType {
     /// Bytes of one element.
+    #[inline]
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -34,6 +35,7 @@ impl DType {
     }
 
     /// Widens the little-endian element at index `i` of `bytes` to f32, exactly.
+    #[inline]
     #[inline]
     pub fn get(self, bytes: &[u8], i: usize) -> f32 {
         match self {

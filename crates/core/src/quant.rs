@@ -34,6 +34,7 @@ impl Affine {
     }
 
     /// Bytes of the codes of `n` weights. Exact: `n` is a multiple of 32 wherever this is used.
+    #[inline]
     pub const fn code_bytes(self, n: usize) -> usize {
         n * self.bits as usize / 8
     }

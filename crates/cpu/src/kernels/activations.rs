@@ -212,7 +212,8 @@ fn arrange(order: &Order, codes: &[i8], lines: &mut [Line]) {
     }
 }
 
-/// The place of a width in tables that have one entry for each.
+/// The place of a width in tables that have one entry for each. Kernels ask in their loops, with a constant.
+#[inline(always)]
 pub(super) const fn width_index(bits: usize) -> usize {
     let mut i = 0;
     while i < BITS.len() && BITS[i] as usize != bits {
