@@ -36,7 +36,6 @@ impl DType {
 
     /// Widens the little-endian element at index `i` of `bytes` to f32, exactly.
     #[inline]
-    #[inline]
     pub fn get(self, bytes: &[u8], i: usize) -> f32 {
         match self {
             Self::F32 => {
