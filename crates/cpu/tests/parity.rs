@@ -159,7 +159,11 @@ impl Run {
         .unwrap();
         let records: Arc<dyn RecordSource> = Arc::clone(source) as _;
         let layers = config.layers.len() as u16;
-        let one = ExpertStore::new(Arc::clone(&records), Box::new(HostMemory::default()), StoreOptions::new(0, layers));
+        let one = ExpertStore::new(
+            Arc::clone(&records),
+            Box::new(HostMemory::default()),
+            StoreOptions::new(0, layers),
+        );
         let options = StoreOptions::new(slots * one.slot_bytes(), layers);
         let sequence = backend.create_sequence(4096).unwrap();
         let store = ExpertStore::new(records, Box::new(HostMemory::default()), options);

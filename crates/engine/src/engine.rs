@@ -4,21 +4,28 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use spinetail_checkpoint::{CheckpointError, open_model};
+use spinetail_checkpoint::{CheckpointError, OpenOptions, open_model_with};
 use spinetail_container::{Container, ContainerError, Kind, detect, read_small_file};
 use spinetail_core::{Limits, ModelConfig, ModelSource, RecordSource};
+pub use spinetail_core::{Pages, ReadMode};
 pub use spinetail_cpu::Precision;
 pub use spinetail_cpu::kernels::{Isa, UnknownIsa};
 use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory};
-use spinetail_model::{Backend, Scratch, StepError};
+pub use spinetail_model::LookaheadMode;
+use spinetail_model::{Backend, Lookahead, Scratch, StepError};
+pub use spinetail_store::PolicyKind;
 use spinetail_store::trace::{TraceHeader, TraceWriter, model_id};
 use spinetail_store::{ExpertStore, StoreOptions, StoreStats};
 
 use crate::bench::TokenBytes;
 use crate::error::EngineError;
+use crate::hot::HotList;
 use crate::memory::MemoryPlan;
 use crate::session::Session;
 use crate::text::TextModel;
+
+/// Uses of experts below which a run has nothing to say about the next one: some three tokens of a large model.
+const MIN_USES_TO_LEARN: u64 = 1000;
 
 /// What an engine is opened with.
 #[derive(Debug, Clone)]
@@ -33,11 +40,53 @@ pub struct EngineOptions {
     pub threads: Option<usize>,
     /// The instruction set of the kernels; `None` is the best that this processor has.
     pub isa: Option<Isa>,
+    /// How experts are read and kept.
+    pub experts: ExpertOptions,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { memory_bytes: None, context: 4096, precision: Precision::default(), threads: None, isa: None }
+        Self {
+            memory_bytes: None,
+            context: 4096,
+            precision: Precision::default(),
+            threads: None,
+            isa: None,
+            experts: ExpertOptions::default(),
+        }
+    }
+}
+
+/// How experts are read and kept. What the model computes depends on none of it.
+#[derive(Debug, Clone)]
+pub struct ExpertOptions {
+    /// Direct reads, or through the system's page cache.
+    pub read_mode: ReadMode,
+    /// The pages of the memory that experts are read into.
+    pub pages: Pages,
+    /// Reads on their way at once, each by a thread.
+    pub readers: usize,
+    /// Whether every record that is read is held against its checksum.
+    pub verify_reads: bool,
+    /// Which record gives way to another.
+    pub policy: PolicyKind,
+    /// Whether the next layer's experts are read ahead.
+    pub lookahead: LookaheadMode,
+    /// Folder for what is learned of a model's routing, from run to run; `None` keeps nothing.
+    pub state_dir: Option<PathBuf>,
+}
+
+impl Default for ExpertOptions {
+    fn default() -> Self {
+        Self {
+            read_mode: ReadMode::default(),
+            pages: Pages::default(),
+            readers: StoreOptions::DEFAULT_READERS,
+            verify_reads: false,
+            policy: PolicyKind::DecayedLfu,
+            lookahead: LookaheadMode::Auto,
+            state_dir: None,
+        }
     }
 }
 
@@ -51,7 +100,9 @@ pub(crate) struct Inner {
     pub(crate) path: PathBuf,
     pub(crate) config: ModelConfig,
     pub(crate) context: u32,
-    plan: MemoryPlan,
+    plan: Mutex<MemoryPlan>,
+    /// Where what was learned of the model's routing is kept.
+    hot: Option<HotList>,
     pub(crate) precision: Precision,
     threads: usize,
     isa: Isa,
@@ -77,7 +128,19 @@ impl Engine {
         options: &EngineOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
-        let source: Arc<dyn ModelSource> = Arc::from(open_model(path)?);
+        let e = &options.experts;
+        let how = OpenOptions { read_mode: e.read_mode, verify_reads: e.verify_reads };
+        let source = Arc::from(open_model_with(path, &how)?);
+        Self::from_source(source, path, options, progress)
+    }
+
+    /// Loads a model from any source. `path` is where its tokenizer and templates are, and what it is called.
+    pub fn from_source(
+        source: Arc<dyn ModelSource>,
+        path: &Path,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, EngineError> {
         let config = source.config().clone();
         if options.context == 0 || options.context as usize > config.max_positions {
             return Err(EngineError::Context { asked: options.context, max: config.max_positions });
@@ -92,16 +155,22 @@ impl Engine {
         })?;
         let (threads, isa) = (backend.threads(), backend.isa());
         let token_bytes = TokenBytes::of(&*source);
-        let records: Arc<dyn RecordSource> = source;
-        let store_options = StoreOptions::new(plan.slots_bytes as usize, config.layers.len() as u16);
-        let store = ExpertStore::new(records, Box::new(HostMemory::default()), store_options);
-        let compute = Compute { backend: Box::new(backend), store, scratch: Scratch::default() };
+        let hot = options.experts.state_dir.as_ref().map(|folder| {
+            let model =
+                format!("{} {config:?}", path.canonicalize().unwrap_or_else(|_| path.to_owned()).display());
+            HotList::new(folder, model_id(&model), config.moe.experts)
+        });
+        let store = expert_store(source, &plan, &config, &options.experts, hot.as_ref())?;
+        let mut scratch = Scratch::default();
+        scratch.lookahead = Lookahead::new(options.experts.lookahead);
+        let compute = Compute { backend: Box::new(backend), store, scratch };
         Ok(Self {
             inner: Arc::new(Inner {
                 path: path.to_owned(),
                 config,
                 context: options.context,
-                plan,
+                plan: Mutex::new(plan),
+                hot,
                 precision: options.precision,
                 threads,
                 isa,
@@ -128,8 +197,18 @@ impl Engine {
     }
 
     /// How the budget is divided.
-    pub fn plan(&self) -> &MemoryPlan {
-        &self.inner.plan
+    pub fn plan(&self) -> MemoryPlan {
+        *self.inner.plan.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Changes the budget while the model runs: between steps, memory of experts goes back to the system, or more of them
+    /// are kept from now on. What the model computes stays the same.
+    pub fn set_memory_budget(&self, memory_bytes: u64) -> Result<(), EngineError> {
+        let plan = self.plan().with_budget(memory_bytes)?;
+        // The lock is had between steps.
+        self.compute().store.set_budget(plan.slots_bytes as usize);
+        *self.inner.plan.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = plan;
+        Ok(())
     }
 
     /// Tokenizer, template and sampling defaults, read when first asked for: a model can be run on token ids without.
@@ -162,7 +241,8 @@ impl Engine {
 
     /// Records routing to `out` from here on, in the format of docs/trace.md. A trace that was being recorded ends.
     pub fn start_trace(&self, out: Box<dyn io::Write + Send>) {
-        let Inner { path, config, plan, .. } = &*self.inner;
+        let Inner { path, config, .. } = &*self.inner;
+        let plan = self.plan();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let header = TraceHeader {
             layers: config.layers.len() as u16,
@@ -185,6 +265,44 @@ impl Engine {
         // A panic in a step leaves sequences half-way, which the session that ran it has marked; weights and records
         // are whole.
         self.inner.compute.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// The store of the model in `source`, with what is known of its routing.
+fn expert_store(
+    source: Arc<dyn ModelSource>,
+    plan: &MemoryPlan,
+    config: &ModelConfig,
+    options: &ExpertOptions,
+    hot: Option<&HotList>,
+) -> Result<ExpertStore, EngineError> {
+    let records: Arc<dyn RecordSource> = source;
+    let store_options = StoreOptions {
+        readers: options.readers,
+        policy: options.policy,
+        ..StoreOptions::new(plan.slots_bytes as usize, config.layers.len() as u16)
+    };
+    let memory = Box::new(HostMemory { pages: options.pages });
+    let mut store = ExpertStore::new(records, memory, store_options);
+    let mut ids = hot.map(HotList::load).unwrap_or_default();
+    ids.retain(|id| usize::from(id.layer) < config.layers.len());
+    store.seed(&ids);
+    store.warm(&ids).map_err(StepError::from)?;
+    Ok(store)
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let Some(hot) = &self.hot else { return };
+        let store = &self.compute.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).store;
+        // A few tokens say nothing that was not known before.
+        if store.stats().uses() < MIN_USES_TO_LEARN {
+            return;
+        }
+        // With every record in memory there is nothing to choose, but another run may have less.
+        if let Err(e) = hot.save(&store.hottest(store.max_slots())) {
+            tracing::warn!("cannot remember which experts are used most: {e}");
+        }
     }
 }
 

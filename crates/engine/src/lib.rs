@@ -10,6 +10,7 @@ mod dump;
 mod engine;
 mod error;
 mod generate;
+mod hot;
 mod inspect;
 pub mod machine;
 mod memory;
@@ -21,7 +22,10 @@ pub use bench::{BenchOptions, Measured, TokenBytes};
 pub use chat::ChatPrompt;
 pub use divergence::{Divergence, divergence};
 pub use dump::dump_logits;
-pub use engine::{Engine, EngineOptions, Isa, Precision, UnknownIsa, load_text};
+pub use engine::{
+    Engine, EngineOptions, ExpertOptions, Isa, LookaheadMode, Pages, PolicyKind, Precision, ReadMode,
+    UnknownIsa, load_text,
+};
 pub use error::EngineError;
 pub use generate::{Answer, Event, GenerateOptions};
 pub use inspect::{ModelSummary, inspect};

@@ -26,6 +26,8 @@ pub struct MemoryPlan {
     pub slot_bytes: u64,
     /// Every expert record of the decoder.
     pub records_bytes: u64,
+    /// Experts that a token uses in each layer.
+    pub top_k: u64,
 }
 
 /// Rows of a prefill chunk.
@@ -64,8 +66,9 @@ impl MemoryPlan {
             slots_bytes: 0,
             slot_bytes,
             records_bytes,
+            top_k: c.moe.top_k as u64,
         };
-        let minimum = plan.fixed_bytes() + slot_bytes * c.moe.top_k as u64;
+        let minimum = plan.minimum_bytes();
         // Without a budget the machine is one: an allocation that cannot be met would end the process.
         let (budget, most) = match budget_bytes {
             Some(budget) => (budget, records_bytes),
@@ -78,6 +81,20 @@ impl MemoryPlan {
         }
         plan.slots_bytes = (budget - plan.fixed_bytes()).min(most);
         Ok(plan)
+    }
+
+    /// The same model with another budget.
+    pub fn with_budget(&self, budget: u64) -> Result<Self, EngineError> {
+        let minimum = self.minimum_bytes();
+        if budget < minimum {
+            return Err(EngineError::Budget { budget, minimum, plan: Box::new(*self) });
+        }
+        Ok(Self { slots_bytes: (budget - self.fixed_bytes()).min(self.records_bytes), ..*self })
+    }
+
+    /// The smallest budget: everything but the experts, and those of one token and layer.
+    pub fn minimum_bytes(&self) -> u64 {
+        self.fixed_bytes() + self.slot_bytes * self.top_k
     }
 
     /// Everything but the expert slots.

@@ -89,6 +89,8 @@ impl Fetch<'_> {
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<(usize, Lease)>, StoreError> {
         loop {
+            // What has come is leased before anything else may take its slot.
+            self.collect()?;
             self.read_ahead()?;
             if let Some(i) = self.take_ready() {
                 let wanted = std::mem::replace(&mut self.wanted[i], Wanted::Gone);
@@ -168,6 +170,14 @@ impl Fetch<'_> {
         // The store may have taken reads in before, as it does when it is given guesses.
         while !self.collect()? {
             debug_assert!(self.store.in_flight() > 0, "what is coming is being read");
+            if self.store.in_flight() == 0 {
+                // Better read twice than wait for ever.
+                for i in self.coming.drain(..) {
+                    self.wanted[i] = Wanted::Absent;
+                }
+                self.next_absent = 0;
+                return Ok(());
+            }
             if let Some(error) = self.store.wait() {
                 return Err(error);
             }
