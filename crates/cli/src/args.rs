@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::builder::ValueHint;
 use clap::{Args, Parser, ValueEnum};
 
-use spinetail_engine::Isa;
+use spinetail_engine::{Isa, PolicyKind};
 
 use crate::commands::Command;
 use crate::settings as set;
@@ -54,6 +54,31 @@ pub(crate) enum Switch {
     Off,
 }
 
+/// How experts are read; without it, as the drive was found to be read fastest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReadsArg {
+    /// Past the system's page cache
+    Direct,
+    /// Through the system's page cache
+    Buffered,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PagesArg {
+    /// Of 2 MiB
+    Huge,
+    /// The smallest there are
+    Small,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LookaheadArg {
+    /// Where it is measured to pay
+    Auto,
+    On,
+    Off,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Shown {
     Show,
@@ -79,6 +104,35 @@ pub(crate) struct EngineArgs {
     /// Instruction set of the kernels, such as avx2 or scalar [default: the best there is]
     #[arg(long, value_name = "NAME", value_parser = set::ISA.parse)]
     pub(crate) isa: Option<Isa>,
+    #[command(flatten)]
+    pub(crate) experts: ExpertArgs,
+}
+
+/// Flags about reading and keeping experts. The answers depend on none of them.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Experts (answers depend on none of these)")]
+pub(crate) struct ExpertArgs {
+    /// How experts are read [default: as `spinetail doctor` found best for the drive, else direct]
+    #[arg(long, value_enum)]
+    pub(crate) reads: Option<ReadsArg>,
+    /// Reads on their way at once [default: as `spinetail doctor` found, else 8]
+    #[arg(long, value_name = "N", value_parser = set::READERS.parse, allow_negative_numbers = true)]
+    pub(crate) readers: Option<usize>,
+    /// Pages of the memory for experts [default: as `spinetail doctor` found, else huge]
+    #[arg(long, value_enum)]
+    pub(crate) pages: Option<PagesArg>,
+    /// Hold every record that is read against its checksum [default: off]
+    #[arg(long, value_enum)]
+    pub(crate) verify_reads: Option<Switch>,
+    /// Which expert gives way to another: lru, lfu, decayed-lfu, clock or s3-fifo [default: decayed-lfu]
+    #[arg(long, value_name = "NAME", value_parser = set::POLICY.parse)]
+    pub(crate) policy: Option<PolicyKind>,
+    /// Read the next layer's experts ahead [default: auto]
+    #[arg(long, value_enum)]
+    pub(crate) lookahead: Option<LookaheadArg>,
+    /// Remember from run to run which experts are used most [default: on]
+    #[arg(long, value_enum)]
+    pub(crate) learn: Option<Switch>,
 }
 
 /// Flags of commands that can record routing.

@@ -18,7 +18,16 @@ pub(crate) fn config_file() -> Option<PathBuf> {
 
 /// What was typed before.
 pub(crate) fn history_file() -> Option<PathBuf> {
-    strategy().map(|s| s.state_dir().unwrap_or_else(|| s.data_dir()).join(NAME).join("history"))
+    state().map(|s| s.join("history"))
+}
+
+/// Which experts of each model are used most.
+pub(crate) fn learned() -> Option<PathBuf> {
+    state().map(|s| s.join("experts"))
+}
+
+fn state() -> Option<PathBuf> {
+    strategy().map(|s| s.state_dir().unwrap_or_else(|| s.data_dir()).join(NAME))
 }
 
 fn strategy() -> Option<impl BaseStrategy> {

@@ -22,6 +22,9 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return explain(&e),
     };
+    if !cli.command.logs() {
+        output::warnings_to_stderr();
+    }
     match cli.command.run(&cli.globals) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has seen enough.

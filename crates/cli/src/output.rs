@@ -24,6 +24,16 @@ pub(crate) fn error(e: &anyhow::Error) {
     note(&text);
 }
 
+/// Shows warnings of the libraries on standard error, a line each: what goes on in another way than was asked for.
+pub(crate) fn warnings_to_stderr() {
+    let lines = tracing_subscriber::fmt().without_time().with_target(false).with_ansi(false);
+    // Only a second one can fail.
+    let _ = lines
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+        .with_writer(io::stderr)
+        .try_init();
+}
+
 /// Prints to standard error. Nobody is left to tell if that is closed.
 pub(crate) fn note(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());

@@ -14,6 +14,7 @@ use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory};
 pub use spinetail_model::LookaheadMode;
 use spinetail_model::{Backend, Lookahead, Scratch, StepError};
 pub use spinetail_store::PolicyKind;
+pub use spinetail_store::policy::UnknownPolicy;
 use spinetail_store::trace::{TraceHeader, TraceWriter, model_id};
 use spinetail_store::{ExpertStore, StoreOptions, StoreStats};
 
@@ -295,13 +296,12 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let Some(hot) = &self.hot else { return };
         let store = &self.compute.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).store;
-        // A few tokens say nothing that was not known before.
-        if store.stats().uses() < MIN_USES_TO_LEARN {
+        // A few tokens say nothing that was not known before, and with every record in memory there is nothing to choose.
+        if store.stats().uses() < MIN_USES_TO_LEARN || store.holds_everything() {
             return;
         }
-        // With every record in memory there is nothing to choose, but another run may have less.
         if let Err(e) = hot.save(&store.hottest(store.max_slots())) {
-            tracing::warn!("cannot remember which experts are used most: {e}");
+            tracing::debug!("cannot remember which experts are used most: {e}");
         }
     }
 }

@@ -24,7 +24,7 @@ pub use divergence::{Divergence, divergence};
 pub use dump::dump_logits;
 pub use engine::{
     Engine, EngineOptions, ExpertOptions, Isa, LookaheadMode, Pages, PolicyKind, Precision, ReadMode,
-    UnknownIsa, load_text,
+    UnknownIsa, UnknownPolicy, load_text,
 };
 pub use error::EngineError;
 pub use generate::{Answer, Event, GenerateOptions};

@@ -65,6 +65,11 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Whether the command has a log of its own.
+    pub(crate) fn logs(&self) -> bool {
+        matches!(self, Self::Serve(_))
+    }
+
     pub(crate) fn run(&self, globals: &GlobalArgs) -> anyhow::Result<()> {
         match self {
             Self::Chat(a) => chat::run(a, globals),

@@ -3,13 +3,19 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use spinetail_engine::text::{SamplingDefaults, SamplingParams};
-use spinetail_engine::{EngineOptions, GenerateOptions, Precision};
+use spinetail_engine::{
+    EngineOptions, ExpertOptions, GenerateOptions, LookaheadMode, Pages, Precision, ReadMode,
+};
 
 use super::{
-    CONTEXT, FREQUENCY_PENALTY, ISA, MAX_TOKENS, MEMORY, MIN_P, Origin, PRECISION, PRESENCE_PENALTY,
-    REPETITION_PENALTY, SEED, STOP, Seed, Setting, Settings, TEMPERATURE, THREADS, TOP_K, TOP_P,
+    CONTEXT, FREQUENCY_PENALTY, ISA, LEARN, LOOKAHEAD, MAX_TOKENS, MEMORY, MIN_P, Origin, PAGES, POLICY,
+    PRECISION, PRESENCE_PENALTY, READERS, READS, REPETITION_PENALTY, SEED, STOP, Seed, Setting, Settings,
+    TEMPERATURE, THREADS, TOP_K, TOP_P, VERIFY_READS,
 };
-use crate::args::{EngineArgs, PrecisionArg, SamplingArgs};
+use crate::args::{
+    EngineArgs, ExpertArgs, LookaheadArg, PagesArg, PrecisionArg, ReadsArg, SamplingArgs, Switch,
+};
+use crate::dirs;
 
 impl From<PrecisionArg> for Precision {
     fn from(p: PrecisionArg) -> Self {
@@ -39,6 +45,7 @@ impl EngineSettings {
         let mut this = Self::new(memory_bytes, context, precision);
         this.options.threads = s.pick(&THREADS, a.threads)?;
         this.options.isa = s.pick(&ISA, a.isa)?;
+        this.options.experts = experts(&a.experts, s)?;
         Ok(this)
     }
 
@@ -47,6 +54,31 @@ impl EngineSettings {
         options.context = context.unwrap_or(options.context);
         Self { options, context_may_shrink: context.is_none() }
     }
+}
+
+fn experts(a: &ExpertArgs, s: &mut Settings) -> anyhow::Result<ExpertOptions> {
+    let mut e = ExpertOptions::default();
+    match s.pick(&READS, a.reads)? {
+        Some(ReadsArg::Direct) => e.read_mode = ReadMode::Direct,
+        Some(ReadsArg::Buffered) => e.read_mode = ReadMode::Buffered,
+        None => {}
+    }
+    e.readers = s.pick(&READERS, a.readers)?.unwrap_or(e.readers);
+    match s.pick(&PAGES, a.pages)? {
+        Some(PagesArg::Huge) => e.pages = Pages::Huge,
+        Some(PagesArg::Small) => e.pages = Pages::Small,
+        None => {}
+    }
+    e.verify_reads = s.pick_or(&VERIFY_READS, a.verify_reads, Switch::Off)? == Switch::On;
+    e.policy = s.pick_or(&POLICY, a.policy, e.policy)?;
+    e.lookahead = match s.pick_or(&LOOKAHEAD, a.lookahead, LookaheadArg::Auto)? {
+        LookaheadArg::Auto => LookaheadMode::Auto,
+        LookaheadArg::On => LookaheadMode::On,
+        LookaheadArg::Off => LookaheadMode::Off,
+    };
+    let learn = s.pick_or(&LEARN, a.learn, Switch::On)? == Switch::On;
+    e.state_dir = if learn { dirs::learned() } else { None };
+    Ok(e)
 }
 
 /// How tokens are chosen, where somebody said so.

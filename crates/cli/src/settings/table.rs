@@ -4,14 +4,17 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use spinetail_engine::text::{SamplingParams, StopStrings};
-use spinetail_engine::{Isa, UnknownIsa};
+use spinetail_engine::{Isa, PolicyKind, UnknownIsa, UnknownPolicy};
 
 use super::{Setting, spelled, word};
-use crate::args::{PrecisionArg, Shown, Switch};
+use crate::args::{LookaheadArg, PagesArg, PrecisionArg, ReadsArg, Shown, Switch};
 use crate::units::{parse_size, size};
 
 /// The key for folders of models; its values are paths, which need not be text.
 pub(crate) const MODELS: &str = "models";
+
+/// Threads that read cost little, but not nothing.
+const MAX_READERS: usize = 64;
 
 /// Which draws are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +34,27 @@ pub(crate) const ISA: Setting<Isa> = Setting {
     parse: |t| t.parse().map_err(|e: UnknownIsa| e.to_string()),
     show: ToString::to_string,
 };
+pub(crate) const READS: Setting<ReadsArg> = Setting { key: "reads", parse: word, show: spelled };
+pub(crate) const READERS: Setting<usize> = Setting {
+    key: "readers",
+    parse: |t| match at_least_one(t)? as usize {
+        n @ ..=MAX_READERS => Ok(n),
+        n => Err(format!("expected at most {MAX_READERS}, found {n}")),
+    },
+    show: ToString::to_string,
+};
+pub(crate) const PAGES: Setting<PagesArg> = Setting { key: "pages", parse: word, show: spelled };
+pub(crate) const VERIFY_READS: Setting<Switch> = Setting { key: "verify-reads", parse: word, show: spelled };
+pub(crate) const POLICY: Setting<PolicyKind> = Setting {
+    key: "policy",
+    parse: |t| match t.parse().map_err(|e: UnknownPolicy| e.to_string())? {
+        PolicyKind::Belady => Err("belady knows the future: only `spinetail replay` can".to_owned()),
+        policy => Ok(policy),
+    },
+    show: ToString::to_string,
+};
+pub(crate) const LOOKAHEAD: Setting<LookaheadArg> = Setting { key: "lookahead", parse: word, show: spelled };
+pub(crate) const LEARN: Setting<Switch> = Setting { key: "learn", parse: word, show: spelled };
 pub(crate) const HOST: Setting<String> =
     Setting { key: "host", parse: |t| Ok(t.to_owned()), show: Clone::clone };
 pub(crate) const PORT: Setting<u16> = Setting { key: "port", parse: whole, show: ToString::to_string };
@@ -81,13 +105,20 @@ pub(crate) const THOUGHTS: Setting<Shown> = Setting { key: "thoughts", parse: wo
 pub(crate) const HISTORY: Setting<Switch> = Setting { key: "history", parse: word, show: spelled };
 
 /// Every key that the configuration file may have.
-pub(crate) const KEYS: [&str; 22] = [
+pub(crate) const KEYS: [&str; 29] = [
     MODELS,
     CONTEXT.key,
     PRECISION.key,
     MEMORY.key,
     THREADS.key,
     ISA.key,
+    READS.key,
+    READERS.key,
+    PAGES.key,
+    VERIFY_READS.key,
+    POLICY.key,
+    LOOKAHEAD.key,
+    LEARN.key,
     HOST.key,
     PORT.key,
     MAX_TOKENS.key,

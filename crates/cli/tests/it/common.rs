@@ -47,7 +47,12 @@ impl Run {
 /// The binary with arguments, without anybody's configuration, and without input.
 pub(crate) fn spinetail<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spinetail"));
-    command.args(args).env_clear().env("HOME", "/nonexistent").stdin(Stdio::null());
+    command
+        .args(args)
+        .env_clear()
+        .env("HOME", "/nonexistent")
+        .env("XDG_STATE_HOME", "/dev/null/nowhere")
+        .stdin(Stdio::null());
     command
 }
 
