@@ -36,12 +36,9 @@ impl HotList {
                 tracing::warn!("{} is damaged or another model's, and is left out", self.file.display());
                 Vec::new()
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+            // Mostly there is none yet, or no place for one: experts are read as they are needed.
             Err(e) => {
-                tracing::warn!(
-                    "cannot read {}: {e}; experts are read as they are needed",
-                    self.file.display()
-                );
+                tracing::debug!("cannot read {}: {e}", self.file.display());
                 Vec::new()
             }
         }
