@@ -21,6 +21,11 @@ pub(crate) fn history_file() -> Option<PathBuf> {
     state().map(|s| s.join("history"))
 }
 
+/// How drives are best read.
+pub(crate) fn drives() -> Option<PathBuf> {
+    state().map(|s| s.join("drives"))
+}
+
 /// Which experts of each model are used most.
 pub(crate) fn learned() -> Option<PathBuf> {
     state().map(|s| s.join("experts"))

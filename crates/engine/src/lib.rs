@@ -6,6 +6,7 @@
 mod bench;
 mod chat;
 mod divergence;
+pub mod drive;
 mod dump;
 mod engine;
 mod error;

@@ -1,4 +1,5 @@
-//! [`MachineRates`]: what this machine's memory and processor can do, to hold a model's speed against.
+//! [`Machine`], what this machine has, and [`MachineRates`], what its memory and processor can do, to hold a model's speed
+//! against.
 
 use spinetail_cpu::PoolOptions;
 use spinetail_cpu::kernels::Kernels;
@@ -55,5 +56,82 @@ impl MachineRates {
         let isa = isa.unwrap_or_else(|| Kernels::detect().isa());
         let one = Rates::measure(1, isa);
         Self { isa, one, all: if threads == 1 { one } else { Rates::measure(threads, isa) } }
+    }
+}
+
+/// What this machine has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Machine {
+    /// Processors that this process may use.
+    pub processors: usize,
+    /// The instruction sets there are kernels for, the best last.
+    pub isas: Vec<Isa>,
+    /// Memory in all; `None` where the system does not say, as below.
+    pub memory_bytes: Option<u64>,
+    /// Memory that is free or can be freed.
+    pub available_bytes: Option<u64>,
+    /// The most that the control group of this process may use; `None` where there is no limit.
+    pub limit_bytes: Option<u64>,
+}
+
+impl Machine {
+    /// Looks, and measures nothing.
+    pub fn look() -> Self {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let bytes = |name: &str| {
+            let value = meminfo.lines().find_map(|l| l.strip_prefix(name))?;
+            value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        };
+        let memory_bytes = bytes("MemTotal:");
+        Self {
+            processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            isas: Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect(),
+            memory_bytes,
+            available_bytes: bytes("MemAvailable:"),
+            // Without a limit, the first version of control groups gives a number that no machine has.
+            limit_bytes: limit_bytes().filter(|&limit| memory_bytes.is_none_or(|m| limit < m)),
+        }
+    }
+
+    /// Memory that this process may use; `None` where the system does not say.
+    pub fn usable_bytes(&self) -> Option<u64> {
+        self.memory_bytes.map(|m| self.limit_bytes.map_or(m, |limit| m.min(limit)))
+    }
+}
+
+/// The lowest limit of the control groups that this process is in, of either version.
+fn limit_bytes() -> Option<u64> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut files = Vec::new();
+    for line in own.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (root, name) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        // A limit of any group around ours holds as well. In a container, ours may be at the root.
+        let path = std::path::Path::new(path);
+        for group in path.ancestors() {
+            let group = group.strip_prefix("/").unwrap_or(group);
+            files.push(std::path::Path::new(root).join(group).join(name));
+        }
+    }
+    files.iter().filter_map(|f| std::fs::read_to_string(f).ok()?.trim().parse().ok()).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_has_something() {
+        let m = Machine::look();
+        assert!(m.processors > 0 && m.isas.contains(&Isa::Scalar), "{m:?}");
+        if cfg!(target_os = "linux") {
+            assert!(m.usable_bytes().is_some_and(|b| b > 1 << 20), "{m:?}");
+        }
     }
 }

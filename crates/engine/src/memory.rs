@@ -5,6 +5,7 @@ use spinetail_cpu::Precision;
 use spinetail_store::slot_bytes;
 
 use crate::error::EngineError;
+use crate::machine::Machine;
 
 /// Bytes by what they are for. All but the slots follow from the model, the context and the precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,9 +73,10 @@ impl MemoryPlan {
         // Without a budget the machine is one: an allocation that cannot be met would end the process.
         let (budget, most) = match budget_bytes {
             Some(budget) => (budget, records_bytes),
-            None => {
-                (machine_memory_bytes().unwrap_or(u64::MAX), records_bytes.min(Self::DEFAULT_SLOTS_BYTES))
-            }
+            None => (
+                Machine::look().usable_bytes().unwrap_or(u64::MAX),
+                records_bytes.min(Self::DEFAULT_SLOTS_BYTES),
+            ),
         };
         if budget < minimum {
             return Err(EngineError::Budget { budget, minimum, plan: Box::new(plan) });
@@ -111,15 +113,4 @@ impl MemoryPlan {
 /// About what the tokenizer takes: 13 MB were measured at 248,077 entries, 30 MB while it is loaded.
 fn tokenizer_bytes(vocab: usize) -> u64 {
     vocab as u64 * 128
-}
-
-/// Memory that this process may use: the machine's, or the limit of the control group that it runs in. `None` where the
-/// system does not say.
-fn machine_memory_bytes() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let total = meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
-    let total = total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024;
-    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limits = limits.iter().filter_map(|f| std::fs::read_to_string(f).ok()?.trim().parse::<u64>().ok());
-    Some(limits.fold(total, u64::min))
 }

@@ -5,6 +5,7 @@
 mod bench;
 mod chat;
 mod completions;
+mod doctor;
 mod generate;
 mod inspect;
 mod list;
@@ -54,6 +55,8 @@ pub(crate) enum Command {
     Inspect(inspect::InspectArgs),
     /// Try other sizes and policies of the expert cache on a recorded trace
     Replay(replay::ReplayArgs),
+    /// Measure what this machine, and the drive that a model lies on, can do
+    Doctor(doctor::DoctorArgs),
     /// Show the models that can be called by name
     List(list::ListArgs),
     /// Remove a model from the folders for models
@@ -84,6 +87,7 @@ impl Command {
             Self::Verify(a) => verify::run(a, globals),
             Self::Inspect(a) => inspect::run(a, globals),
             Self::Replay(a) => replay::run(a, globals),
+            Self::Doctor(a) => doctor::run(a, globals),
             Self::List(a) => list::run(a, globals),
             Self::Completions(a) => completions::run(a),
             Self::Man(a) => man::run(a),

@@ -6,6 +6,7 @@ mod bench;
 mod chat;
 mod common;
 mod containers;
+mod doctor;
 mod generate;
 mod hostile;
 mod manners;

@@ -1,0 +1,386 @@
+//! [`probe_drive`]: records of a model read in every way there is, for a few seconds.
+//!
+//! What is read is thrown away. Each way has its turn several times, so that a disturbance falls on all of them; records
+//! are taken in random order and none twice until all have been, and what the page cache has of one is forgotten first.
+
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use spinetail_checkpoint::{CheckpointError, read_config};
+use spinetail_container::v1::V1;
+use spinetail_container::{Container, ContainerError, DataFile, Kind, Reading, detect};
+use spinetail_core::{DenseSource, Pages, ReadError, ReadMode, SlabError};
+use spinetail_cpu::HostMemory;
+
+use super::DriveProfile;
+
+/// Reads under way at once that are tried.
+const DEPTHS: [usize; 4] = [1, 4, 8, 12];
+
+/// How often each way has its turn.
+const ROUNDS: u32 = 2;
+
+/// What a way has to be faster by, to be taken instead of the default.
+const MARGIN: f64 = 1.1;
+
+/// Whether the system forgets parts of its page cache when asked: else buffered reads may come from memory.
+const FORGETS: bool = cfg!(any(target_os = "linux", target_os = "android"));
+
+/// Why a drive could not be probed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProbeError {
+    /// A checkpoint's records lie scattered.
+    #[error("{} is not a container, so that there are no records to read; make one with `spinetail repack`", path.display())]
+    NotAContainer {
+        /// What was to be read.
+        path: PathBuf,
+    },
+    /// The container cannot be opened.
+    #[error(transparent)]
+    Container(#[from] ContainerError),
+    /// Its configuration cannot be read.
+    #[error(transparent)]
+    Config(#[from] CheckpointError),
+    /// A record cannot be read.
+    #[error("{0}; check the container with `spinetail verify`")]
+    Read(#[from] ReadError),
+    /// There is no memory to read into.
+    #[error(transparent)]
+    Memory(#[from] SlabError),
+}
+
+/// What was measured, and what follows.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct DriveProbe {
+    /// Bytes of one read: a record and its padding.
+    pub record_bytes: u64,
+    /// Records of a burst: those that a token needs of one layer.
+    pub burst_records: usize,
+    /// Whether the system refuses direct reads of these files.
+    pub direct_refused: bool,
+    /// Whether buffered reads can be chosen: not where they may have come from memory.
+    pub buffered_counts: bool,
+    /// Every way that was tried, with its rates.
+    pub trials: Vec<DriveProfile>,
+    /// The way to read: the default one, unless another was faster by a tenth, twice.
+    pub chosen: DriveProfile,
+}
+
+/// Reads records of the container at `path` for about `time`, in every way there is.
+///
+/// Takes memory for two dozen records. A drive on which a few reads take longer than a way's share makes it longer.
+pub fn probe_drive(path: &Path, time: Duration) -> Result<DriveProbe, ProbeError> {
+    let records = Records::open(path)?;
+    let depth = DEPTHS.into_iter().max().unwrap_or(1);
+    let mut memories = Vec::new();
+    for pages in Pages::ALL {
+        memories.push((pages, HostMemory { pages }.region(records.stride * depth)?));
+    }
+    let direct_refused = records.direct_refused();
+    let modes = ReadMode::ALL.into_iter().filter(|&m| m == ReadMode::Buffered || !direct_refused);
+    let mut trials: Vec<Trial> = modes
+        .flat_map(|mode| Pages::ALL.map(|pages| DEPTHS.map(|depth| (mode, pages, depth))))
+        .flatten()
+        .map(|(mode, pages, depth)| Trial {
+            profile: DriveProfile { mode, pages, depth, ..DriveProfile::default() },
+            read: Sum::default(),
+            burst: Sum::default(),
+        })
+        .collect();
+    // A turn is one half reading and one half bursts; the last two are for the final and the default way again.
+    let turn = time / (2 * ROUNDS * (trials.len() as u32 + 2));
+    let mut take_turn = |trial: &mut Trial, turn| -> Result<(), ReadError> {
+        let memory = memories.iter_mut().find(|m| m.0 == trial.profile.pages);
+        let Some((_, memory)) = memory else { return Ok(()) };
+        trial.read.add(records.read(&trial.profile, memory, None, turn)?);
+        trial.burst.add(records.read(&trial.profile, memory, Some(records.burst), turn)?);
+        Ok(())
+    };
+    for _ in 0..ROUNDS {
+        for trial in &mut trials {
+            take_turn(trial, turn)?;
+        }
+    }
+    let chosen = choose(&mut trials, |trial| take_turn(trial, ROUNDS * turn))?;
+    Ok(DriveProbe {
+        record_bytes: records.stride as u64,
+        burst_records: records.burst,
+        direct_refused: direct_refused || records.direct_refused(),
+        buffered_counts: FORGETS,
+        trials: trials.iter().map(Trial::rated).collect(),
+        chosen,
+    })
+}
+
+/// The default way, or the fastest if it is faster by the margin, now and when `again` has measured both anew: the best
+/// of many is often the luckiest.
+fn choose(
+    trials: &mut [Trial],
+    mut again: impl FnMut(&mut Trial) -> Result<(), ReadError>,
+) -> Result<DriveProfile, ReadError> {
+    let usual = DriveProfile::default();
+    let is_usual = |t: &Trial| (t.profile.pages, t.profile.depth) == (usual.pages, usual.depth);
+    // The first of them: direct, unless that is refused.
+    let Some(default) = trials.iter().position(is_usual) else { return Ok(usual) };
+    let counts = |t: &Trial| t.profile.mode == ReadMode::Direct || FORGETS;
+    let fastest = (0..trials.len())
+        .filter(|&i| counts(&trials[i]))
+        .fold(default, |best, i| if trials[i].burst.rate() > trials[best].burst.rate() { i } else { best });
+    let faster = |trials: &[Trial], a: usize, b: usize| {
+        trials[a].burst.rate() >= MARGIN * trials[b].burst.rate() && trials[a].burst.rate() > 0.0
+    };
+    if fastest == default || !faster(trials, fastest, default) {
+        return Ok(trials[default].rated());
+    }
+    let before = [default, fastest].map(|i| trials[i]);
+    for i in [default, fastest] {
+        (trials[i].read, trials[i].burst) = (Sum::default(), Sum::default());
+        again(&mut trials[i])?;
+    }
+    let chosen = if faster(trials, fastest, default) { fastest } else { default };
+    for (i, before) in [default, fastest].into_iter().zip(before) {
+        trials[i].read.add(before.read);
+        trials[i].burst.add(before.burst);
+    }
+    Ok(trials[chosen].rated())
+}
+
+/// Bytes read in some time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sum {
+    bytes: u64,
+    seconds: f64,
+}
+
+impl Sum {
+    fn add(&mut self, o: Self) {
+        self.bytes += o.bytes;
+        self.seconds += o.seconds;
+    }
+
+    fn rate(&self) -> f64 {
+        if self.seconds > 0.0 { self.bytes as f64 / self.seconds } else { 0.0 }
+    }
+}
+
+/// A way to read, and how it went so far.
+#[derive(Debug, Clone, Copy)]
+struct Trial {
+    profile: DriveProfile,
+    read: Sum,
+    burst: Sum,
+}
+
+impl Trial {
+    fn rated(&self) -> DriveProfile {
+        DriveProfile {
+            read_bytes_per_s: self.read.rate(),
+            burst_bytes_per_s: self.burst.rate(),
+            ..self.profile
+        }
+    }
+}
+
+/// Records of a model on its drive.
+struct Records {
+    /// By mode, as [`ReadMode::ALL`].
+    files: [Vec<DataFile>; 2],
+    direct: Arc<Reading>,
+    stride: usize,
+    burst: usize,
+    /// File and offset, in random order.
+    order: Vec<(usize, u64)>,
+    next: AtomicUsize,
+}
+
+impl Records {
+    fn open(path: &Path) -> Result<Self, ProbeError> {
+        let (paths, stride, experts, burst) = match detect(path)? {
+            Some(Kind::V2) => {
+                let c = Container::open(path)?;
+                let first = c.record_files().first().map_or(0, |f| f.stride_bytes);
+                let alike = c.record_files().iter().filter(|f| f.stride_bytes == first);
+                let moe = &c.config().moe;
+                (alike.map(|f| f.path.clone()).collect::<Vec<_>>(), first, moe.experts, moe.top_k)
+            }
+            Some(Kind::V1) => {
+                let c = V1::open(path)?;
+                let moe = read_config(&path.join("config.json"))?.moe;
+                (c.record_paths().map(Path::to_owned).collect(), c.stride_bytes(), moe.experts, moe.top_k)
+            }
+            _ => return Err(ProbeError::NotAContainer { path: path.to_owned() }),
+        };
+        if paths.is_empty() || stride == 0 || experts == 0 {
+            return Err(ProbeError::NotAContainer { path: path.to_owned() });
+        }
+        let readings = ReadMode::ALL.map(|mode| Arc::new(Reading::new(mode)));
+        let open = |reading: &Arc<Reading>| -> Result<Vec<DataFile>, ContainerError> {
+            paths.iter().map(|p| DataFile::open(p, reading).inspect(DataFile::expect_random_reads)).collect()
+        };
+        let mut order: Vec<_> =
+            (0..paths.len()).flat_map(|f| (0..experts as u64).map(move |e| (f, e * stride))).collect();
+        shuffle(&mut order);
+        Ok(Self {
+            files: [open(&readings[0])?, open(&readings[1])?],
+            direct: Arc::clone(&readings[0]),
+            stride: stride as usize,
+            burst: burst.max(1),
+            order,
+            next: AtomicUsize::new(0),
+        })
+    }
+
+    fn direct_refused(&self) -> bool {
+        self.direct.mode() == ReadMode::Buffered
+    }
+
+    /// Reads one record in one way.
+    fn read_next(&self, mode: ReadMode, out: &mut [u8]) -> Result<(), ReadError> {
+        let (file, offset) = self.order[self.next.fetch_add(1, Relaxed) % self.order.len()];
+        let file = &self.files[usize::from(mode == ReadMode::Buffered)][file];
+        if mode == ReadMode::Buffered {
+            file.forget_cached(offset, self.stride as u64);
+        }
+        file.read(offset, out)
+    }
+
+    /// Reads for `time` with as many threads as the depth says, each into its own part of `memory`: one record after
+    /// another, or `burst` of them at a time, all awaited before the next are asked for.
+    fn read(
+        &self,
+        way: &DriveProfile,
+        memory: &mut [u8],
+        burst: Option<usize>,
+        time: Duration,
+    ) -> Result<Sum, ReadError> {
+        let turn = Turn {
+            barrier: Barrier::new(way.depth),
+            claimed: AtomicUsize::new(0),
+            read: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            error: Mutex::new(None),
+        };
+        let start = Instant::now();
+        std::thread::scope(|s| {
+            for out in memory.chunks_mut(self.stride).take(way.depth) {
+                let turn = &turn;
+                s.spawn(move || {
+                    loop {
+                        let in_time = || burst.is_some() || start.elapsed() < time;
+                        while turn.claimed.fetch_add(1, Relaxed) < burst.unwrap_or(usize::MAX) && in_time() {
+                            if let Err(e) = self.read_next(way.mode, out) {
+                                *turn.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+                                turn.failed.store(true, Relaxed);
+                                break;
+                            }
+                            turn.read.fetch_add(1, Relaxed);
+                        }
+                        if turn.is_over(start, time) {
+                            break;
+                        }
+                    }
+                });
+            }
+        });
+        let seconds = start.elapsed().as_secs_f64();
+        match turn.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(e) => Err(e),
+            None => Ok(Sum { bytes: (turn.read.into_inner() * self.stride) as u64, seconds }),
+        }
+    }
+}
+
+/// What the threads of one turn share.
+struct Turn {
+    barrier: Barrier,
+    /// Records of the burst at hand that have been taken on.
+    claimed: AtomicUsize,
+    read: AtomicUsize,
+    failed: AtomicBool,
+    over: AtomicBool,
+    error: Mutex<Option<ReadError>>,
+}
+
+impl Turn {
+    /// Waits until all threads have ended the burst; whether it was the last.
+    fn is_over(&self, start: Instant, time: Duration) -> bool {
+        // One of the threads decides for all, while the others wait to hear it.
+        if self.barrier.wait().is_leader() {
+            self.claimed.store(0, Relaxed);
+            self.over.store(self.failed.load(Relaxed) || start.elapsed() >= time, Relaxed);
+        }
+        self.barrier.wait();
+        self.over.load(Relaxed)
+    }
+}
+
+/// A different order each time: a cache below us may remember the last one.
+fn shuffle<T>(items: &mut [T]) {
+    let mut state = std::hash::RandomState::new().build_hasher().finish();
+    for i in (1..items.len()).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        items.swap(i, (state >> 33) as usize % (i + 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial(depth: usize, mode: ReadMode, bytes: u64) -> Trial {
+        let profile = DriveProfile { mode, depth, ..DriveProfile::default() };
+        Trial { profile, read: Sum::default(), burst: Sum { bytes, seconds: 1.0 } }
+    }
+
+    fn chosen(trials: &[Trial], again: &[u64]) -> usize {
+        let mut again = again.iter();
+        let measure = |t: &mut Trial| {
+            t.burst = Sum { bytes: *again.next().unwrap(), seconds: 1.0 };
+            Ok(())
+        };
+        choose(&mut trials.to_vec(), measure).unwrap().depth
+    }
+
+    #[test]
+    fn the_default_stays_unless_another_is_faster_twice() {
+        use ReadMode::{Buffered, Direct};
+        let default = trial(8, Direct, 1000);
+        assert_eq!(chosen(&[trial(4, Direct, 1090), default], &[]), 8);
+        assert_eq!(chosen(&[trial(4, Direct, 1200), default], &[1000, 1200]), 4);
+        assert_eq!(chosen(&[trial(4, Direct, 1200), default], &[1000, 1050]), 8);
+        assert_eq!(chosen(&[default, trial(1, Direct, 900)], &[]), 8);
+        // Direct reads are refused.
+        assert_eq!(chosen(&[trial(4, Buffered, 500), trial(8, Buffered, 500)], &[]), 8);
+        assert_eq!(chosen(&[trial(4, Direct, 0), trial(8, Direct, 0)], &[]), 8);
+    }
+
+    #[test]
+    fn shuffling_keeps_everything() {
+        let mut items: Vec<u32> = (0..1000).collect();
+        shuffle(&mut items);
+        assert!(items.windows(2).any(|w| w[0] > w[1]));
+        items.sort_unstable();
+        assert_eq!(items, (0..1000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_shipped_model_can_be_read_in_every_way() {
+        let pip = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pip.qpack");
+        let probe = probe_drive(&pip, Duration::from_millis(200)).unwrap();
+        let ways = if probe.direct_refused { 8 } else { 16 };
+        assert_eq!(probe.trials.len(), ways);
+        assert!(
+            probe.trials.iter().all(|t| t.read_bytes_per_s > 0.0 && t.burst_bytes_per_s > 0.0),
+            "{probe:?}"
+        );
+        assert!(probe.chosen.burst_bytes_per_s > 0.0 && probe.record_bytes > 0 && probe.burst_records > 0);
+        let folder = tempfile::tempdir().unwrap();
+        assert!(matches!(probe_drive(folder.path(), Duration::ZERO), Err(ProbeError::NotAContainer { .. })));
+    }
+}
