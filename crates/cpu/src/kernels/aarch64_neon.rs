@@ -394,5 +394,6 @@ pub(super) const TABLE: Table = table!(
     Quads,
     &DotNeon::<Widening>::ORDERS,
     fast!("neon", DotNeon<Widening>),
-    integer!("neon", DotNeon<Widening>)
+    integer!("neon", DotNeon<Widening>),
+    None
 );

@@ -5,7 +5,8 @@
 //! every output is computed in one fixed order that depends on the shapes alone, so that bytes are the same in any
 //! batch, split over rows or threads, **and on any instruction set**.
 //!
-//! Nothing here allocates (except [`Activations`], which keeps its memory), starts a thread or reads the environment.
+//! Nothing here starts a thread or reads the environment. Nothing allocates but [`Activations`] and, once a thread, the
+//! memory for a panel of weights; both keep what they have.
 #![allow(unsafe_code)]
 
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
@@ -32,18 +33,27 @@ mod x86_avx512;
 mod x86_avx512vnni;
 #[cfg(target_arch = "x86_64")]
 mod x86_avxvnni;
+#[cfg(target_arch = "x86_64")]
+mod x86_panels;
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use spinetail_core::Format;
 
 pub use activations::Activations;
-use activations::width_index;
+use activations::{Form, width_index};
 pub use attention::{Attended, KeyValues};
 use generic::integer::{Operands, PRODUCTS};
+use generic::panels::Unpacked;
 pub use isa::{Isa, UnknownIsa};
 pub use operands::{SharedOut, Weights};
 use table::Table;
+
+thread_local! {
+    /// The panel that this thread unpacks weights into.
+    static PANEL: RefCell<Unpacked> = RefCell::default();
+}
 
 /// The kernels of one instruction set.
 #[derive(Clone, Copy)]
@@ -94,10 +104,21 @@ impl Kernels {
             return self.exact(w, rows, x.x(), out);
         };
         check(w, &rows, x.rows(), out);
-        // SAFETY: as in `exact`; `coded` has checked that the codes are in these kernels' order.
-        unsafe {
-            (self.0.fast[width_index(a.bits.into())])(w, a, rows, x.coded(self.isa(), a), x.rows(), out);
+        let (width, coded, n) = (width_index(a.bits.into()), x.coded(self, a), x.rows());
+        if let (Form::Panels, Some(panels)) = (coded.form(), &self.0.panels) {
+            // SAFETY: as in `exact`; `coded` has checked that the codes are in these kernels' order.
+            let products = |panel: &mut Unpacked| unsafe {
+                panels[width].products(w, a, rows, coded, n, out, panel);
+            };
+            return PANEL.with_borrow_mut(products);
         }
+        // SAFETY: as above.
+        unsafe { (self.0.fast[width])(w, a, rows, coded, n, out) }
+    }
+
+    /// Whether there are kernels for many inputs.
+    fn has_panels(&self) -> bool {
+        self.0.panels.is_some()
     }
 
     /// Computes [`Kernels::INTEGER_PRODUCTS`] products of 4-bit codes and 8-bit activations, and adds them up, `repeats`

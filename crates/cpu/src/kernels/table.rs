@@ -9,6 +9,7 @@ use super::attention::Attended;
 use super::generic::attention::Query;
 use super::generic::delta::DeltaStep;
 use super::generic::integer::Operands;
+use super::generic::panels::Panels;
 use super::operands::{SharedOut, Weights};
 use super::{Isa, scalar};
 
@@ -33,6 +34,8 @@ pub(super) struct Table {
     /// The order of activations for `fast`, by width, as the two below.
     pub(super) orders: &'static [Order; BITS.len()],
     pub(super) fast: [Fast; BITS.len()],
+    /// Products of many inputs, with the bytes of `fast`.
+    pub(super) panels: Option<[Panels; BITS.len()]>,
     pub(super) exact: [Exact; BITS.len()],
     pub(super) plain: Plain,
     /// See [`Kernels::integer_products`](super::Kernels::integer_products).
@@ -83,6 +86,7 @@ pub(super) static SCALAR: Table = Table {
     isa: Isa::Scalar,
     orders: &scalar::ORDERS,
     fast: [scalar::fast; 6],
+    panels: None,
     exact: [scalar::exact; 6],
     plain: scalar::plain,
     integer: scalar::integer,
@@ -159,9 +163,47 @@ macro_rules! integer {
 }
 pub(super) use integer;
 
+/// The [`Panels`] of an instruction set, by width, that take `$many` inputs at a time, or `$few`: the products that
+/// there are, each made for codes of so many bits, and which of them each width takes.
+macro_rules! panels {
+    ($features:literal, $panel:ty, $many:literal, $few:literal, {$($name:ident: $bits:literal),*}, $all:expr) => {{
+        use std::ops::Range;
+
+        use spinetail_core::Affine;
+
+        use crate::kernels::activations::Coded;
+        use crate::kernels::generic::panels::{Multiply, Panels, Unpacked, multiply, unpack};
+        use crate::kernels::operands::{SharedOut, Weights};
+        use crate::kernels::table::entries;
+
+        entries! { $features;
+            u2 = unpack::<$panel, 2>, (w: &Weights<'_>, a: Affine, row: usize, to: &mut Unpacked);
+            u3 = unpack::<$panel, 3>, (w: &Weights<'_>, a: Affine, row: usize, to: &mut Unpacked);
+            u4 = unpack::<$panel, 4>, (w: &Weights<'_>, a: Affine, row: usize, to: &mut Unpacked);
+            u5 = unpack::<$panel, 5>, (w: &Weights<'_>, a: Affine, row: usize, to: &mut Unpacked);
+            u6 = unpack::<$panel, 6>, (w: &Weights<'_>, a: Affine, row: usize, to: &mut Unpacked);
+            u8 = unpack::<$panel, 8>, (w: &Weights<'_>, a: Affine, row: usize, to: &mut Unpacked);
+        }
+        entries! { $features; $(
+            $name = multiply::<$panel, $bits, $many, $few>,
+                (p: &Unpacked, x: &Coded, inputs: Range<usize>, rows: Range<usize>, out: &SharedOut<'_>);
+        )* }
+        let [m2, m3, m4, m5, m6, m8]: [Multiply; 6] = $all;
+        Some([
+            Panels { unpack: u2, multiply: m2 },
+            Panels { unpack: u3, multiply: m3 },
+            Panels { unpack: u4, multiply: m4 },
+            Panels { unpack: u5, multiply: m5 },
+            Panels { unpack: u6, multiply: m6 },
+            Panels { unpack: u8, multiply: m8 },
+        ])
+    }};
+}
+pub(super) use panels;
+
 /// The [`Table`] of an instruction set.
 macro_rules! table {
-    ($isa:expr, $features:literal, $vector:ty, $orders:expr, $fast:expr, $integer:expr) => {{
+    ($isa:expr, $features:literal, $vector:ty, $orders:expr, $fast:expr, $integer:expr, $panels:expr) => {{
         use std::ops::Range;
 
         use spinetail_core::{Affine, DType};
@@ -201,6 +243,7 @@ macro_rules! table {
             isa: $isa,
             orders: $orders,
             fast: $fast,
+            panels: $panels,
             integer: $integer,
             exact: [w2, w3, w4, w5, w6, w8],
             plain,

@@ -207,6 +207,27 @@ pub(super) trait Dot {
     unsafe fn half_sums(a: Self::Partial, b: Self::Partial) -> Self::Floats;
 }
 
+/// Products of a panel, which is sixteen rows of unsigned codes, a row to a lane, with 8-bit activations.
+///
+/// # Safety
+/// As [`Vector`].
+pub(super) trait Panel {
+    /// What sums come out as, exactly: no sum of a group has more than 24 significant bits.
+    type Floats: Vector;
+
+    /// Writes the 64 codes of the block that begins at `codes` as bytes, in order. Reads `8 · BITS` bytes.
+    unsafe fn bytes<const BITS: usize>(codes: *const u8, out: *mut u8);
+    /// Transposes sixteen rows of sixteen words, whatever they hold.
+    unsafe fn transpose(from: *const f32, to: *mut f32);
+    /// The products of `32 · halves` columns with each of `x`. At `codes`, aligned to 64, are four codes of each row,
+    /// then the next four.
+    unsafe fn dots<const BITS: usize, const N: usize>(
+        codes: *const u8,
+        halves: usize,
+        x: [*const u8; N],
+    ) -> [Self::Floats; N];
+}
+
 /// Asks for the cache line of `p`, which may lie anywhere.
 #[inline(always)]
 pub(super) fn prefetch(p: *const u8) {

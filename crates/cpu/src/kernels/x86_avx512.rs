@@ -13,7 +13,7 @@ use super::x86_avx2::{self, words};
 
 /// Sixteen f32 in one register.
 #[derive(Clone, Copy)]
-pub(super) struct Wide(__m512);
+pub(super) struct Wide(pub(super) __m512);
 
 impl Vector for Wide {
     type Eight = __m256;
@@ -123,5 +123,6 @@ pub(super) const TABLE: Table = table!(
     Wide,
     x86_avx2::TABLE.orders,
     x86_avx2::TABLE.fast,
-    x86_avx2::TABLE.integer
+    x86_avx2::TABLE.integer,
+    x86_avx2::TABLE.panels
 );

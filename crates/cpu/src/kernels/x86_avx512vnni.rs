@@ -7,9 +7,9 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
-use super::table::{Table, fast, integer};
-use super::vector::Dot;
-use super::x86_avx512;
+use super::table::{Table, fast, integer, panels};
+use super::vector::{Dot, Panel};
+use super::x86_avx512::{self, Wide};
 
 /// Integer products by `vpdpbusd`, 64 at a time, with activations as they come.
 struct Dot512;
@@ -75,6 +75,77 @@ unsafe fn bytes<const BITS: usize>(codes: *const u8) -> __m512i {
     _mm512_and_si512(cut, _mm512_set1_epi8((1 << BITS) - 1))
 }
 
+impl Panel for Dot512 {
+    type Floats = Wide;
+
+    #[inline(always)]
+    unsafe fn bytes<const BITS: usize>(codes: *const u8, out: *mut u8) {
+        _mm512_storeu_si512(out.cast(), bytes::<BITS>(codes));
+    }
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, to: *mut f32) {
+        transpose(from.cast(), to.cast());
+    }
+    #[inline(always)]
+    unsafe fn dots<const BITS: usize, const N: usize>(
+        codes: *const u8,
+        halves: usize,
+        x: [*const u8; N],
+    ) -> [Wide; N] {
+        // Even and odd steps apart: an instruction takes longer than those of one step.
+        let (mut even, mut odd) = ([_mm512_setzero_si512(); N], [_mm512_setzero_si512(); N]);
+        for pair in 0..4 * halves {
+            let w = codes.add(128 * pair);
+            let (a, b) = (_mm512_load_si512(w.cast()), _mm512_load_si512(w.add(64).cast()));
+            for n in 0..N {
+                let x = x[n].add(8 * pair).cast::<i32>();
+                even[n] = _mm512_dpbusd_epi32(even[n], a, _mm512_set1_epi32(x.read_unaligned()));
+                odd[n] = _mm512_dpbusd_epi32(odd[n], b, _mm512_set1_epi32(x.add(1).read_unaligned()));
+            }
+        }
+        let mut out = [Wide(_mm512_setzero_ps()); N];
+        for n in 0..N {
+            out[n] = Wide(_mm512_cvtepi32_ps(_mm512_add_epi32(even[n], odd[n])));
+        }
+        out
+    }
+}
+
+/// Transposes sixteen rows of sixteen words.
+///
+/// # Safety
+/// As [`Panel::transpose`].
+#[inline(always)]
+unsafe fn transpose(from: *const i32, to: *mut i32) {
+    // Quarter j of `fours[q][i]` has word 4j + i of rows 4q to 4q + 3.
+    let mut fours = [[_mm512_setzero_si512(); 4]; 4];
+    for (q, fours) in fours.iter_mut().enumerate() {
+        let mut rows = [_mm512_setzero_si512(); 4];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = _mm512_loadu_si512(from.add(16 * (4 * q + i)).cast());
+        }
+        let (ab, cd) = (_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpacklo_epi32(rows[2], rows[3]));
+        fours[0] = _mm512_unpacklo_epi64(ab, cd);
+        fours[1] = _mm512_unpackhi_epi64(ab, cd);
+        let (ab, cd) = (_mm512_unpackhi_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[2], rows[3]));
+        fours[2] = _mm512_unpacklo_epi64(ab, cd);
+        fours[3] = _mm512_unpackhi_epi64(ab, cd);
+    }
+    let [f0, f1, f2, f3] = fours;
+    for (i, (((a, b), c), d)) in f0.into_iter().zip(f1).zip(f2).zip(f3).enumerate() {
+        let low = [_mm512_shuffle_i64x2::<0b01_00_01_00>(a, b), _mm512_shuffle_i64x2::<0b01_00_01_00>(c, d)];
+        let high = [_mm512_shuffle_i64x2::<0b11_10_11_10>(a, b), _mm512_shuffle_i64x2::<0b11_10_11_10>(c, d)];
+        for (j, [ab, cd]) in [low, high].into_iter().enumerate() {
+            let (even, odd) = (
+                _mm512_shuffle_i64x2::<0b10_00_10_00>(ab, cd),
+                _mm512_shuffle_i64x2::<0b11_01_11_01>(ab, cd),
+            );
+            _mm512_storeu_si512(to.add(16 * (8 * j + i)).cast(), even);
+            _mm512_storeu_si512(to.add(16 * (8 * j + 4 + i)).cast(), odd);
+        }
+    }
+}
+
 /// How codes are cut out: eight of them are `BITS` bytes, which go to one 64-bit lane, and start `BITS` bits apart.
 struct Cut {
     gather: [u8; 64],
@@ -102,5 +173,13 @@ pub(super) const TABLE: Table = Table {
     orders: &Dot512::ORDERS,
     fast: fast!("avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", Dot512),
     integer: integer!("avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", Dot512),
+    panels: panels!(
+        "avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
+        Dot512,
+        8,
+        4,
+        {all: 8},
+        [all; 6]
+    ),
     ..x86_avx512::TABLE
 };

@@ -7,9 +7,10 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
-use super::table::{Table, fast, integer};
-use super::vector::Dot;
-use super::x86_avx2::{self, Dot256, ORDER_2, ORDER_4, load_pair, planes, windows};
+use super::table::{Table, fast, integer, panels};
+use super::vector::{Dot, Panel};
+use super::x86_avx2::{self, Dot256, F32x16, ORDER_2, ORDER_4, load_pair, planes, windows};
+use super::x86_panels::{Panel256, floats, four, step_codes};
 
 /// Integer products by `vpdpbusd` for 2, 4 and 8 bits, by 16-bit windows and `vpdpwssd` for the rest.
 struct DotVnni;
@@ -72,11 +73,43 @@ impl Dot for DotVnni {
     }
 }
 
+impl Panel for DotVnni {
+    type Floats = F32x16;
+
+    #[inline(always)]
+    unsafe fn bytes<const BITS: usize>(codes: *const u8, out: *mut u8) {
+        Panel256::bytes::<BITS>(codes, out);
+    }
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, to: *mut f32) {
+        Panel256::transpose(from, to);
+    }
+    #[inline(always)]
+    unsafe fn dots<const BITS: usize, const N: usize>(
+        codes: *const u8,
+        halves: usize,
+        x: [*const u8; N],
+    ) -> [F32x16; N] {
+        let mut sums = [[_mm256_setzero_si256(); N]; 2];
+        for step in 0..8 * halves {
+            let w = [step_codes(codes, step, 0), step_codes(codes, step, 1)];
+            for n in 0..N {
+                let x = four(x[n], step);
+                for v in 0..2 {
+                    sums[v][n] = _mm256_dpbusd_avx_epi32(sums[v][n], w[v], x);
+                }
+            }
+        }
+        floats(sums)
+    }
+}
+
 /// The kernels of AVX-VNNI.
 pub(super) const TABLE: Table = Table {
     isa: super::Isa::AvxVnni,
     orders: &DotVnni::ORDERS,
     fast: fast!("avxvnni,avx2,fma,f16c", DotVnni),
+    panels: panels!("avxvnni,avx2,fma,f16c", DotVnni, 4, 2, {all: 8}, [all; 6]),
     integer: integer!("avxvnni,avx2,fma,f16c", DotVnni),
     ..x86_avx2::TABLE
 };

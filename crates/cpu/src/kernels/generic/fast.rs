@@ -62,11 +62,8 @@ impl<D: Dot, const BITS: usize, const GROUP: usize> Tile for Product<'_, D, BITS
 
     #[inline(always)]
     unsafe fn input(&self, i: usize) -> Input {
-        Input {
-            codes: self.x.lines[i * self.x.row_lines..].as_ptr().cast(),
-            scales: self.x.scales[i * self.x.row_groups..].as_ptr(),
-            sums: self.x.sums[i * self.x.row_groups..].as_ptr(),
-        }
+        let row = self.x.row(i);
+        Input { codes: row.codes.as_ptr().cast(), scales: row.scales.as_ptr(), sums: row.sums.as_ptr() }
     }
 
     #[inline(always)]

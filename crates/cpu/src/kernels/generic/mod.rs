@@ -11,6 +11,7 @@ pub(super) mod exact;
 pub(super) mod exp;
 pub(super) mod fast;
 pub(super) mod integer;
+pub(super) mod panels;
 pub(super) mod quantize;
 pub(super) mod reduce;
 mod scales;

@@ -92,8 +92,9 @@ pub(super) fn fast(w: &Weights<'_>, a: Affine, rows: Range<usize>, x: &Coded, n:
     let mut codes = vec![0.0; a.group_size];
     for row in rows {
         for i in 0..n {
-            let q: Vec<u8> = x.lines[i * x.row_lines..].iter().flat_map(|l| l.0).take(w.columns).collect();
-            let (scales, sums) = (&x.scales[i * x.row_groups..], &x.sums[i * x.row_groups..]);
+            let x = x.row(i);
+            let q: Vec<u8> = x.codes.iter().flat_map(|l| l.0).take(w.columns).collect();
+            let (scales, sums) = (x.scales, x.sums);
             let mut lanes = [0.0f32; CHUNK];
             for g in 0..groups.next_multiple_of(CHUNK) {
                 let (mut total, mut scale, mut bias) = (0, 0.0, 0.0);

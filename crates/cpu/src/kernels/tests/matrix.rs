@@ -29,10 +29,10 @@ fn scalar() -> Kernels {
     Kernels::for_isa(Isa::Scalar).unwrap()
 }
 
-/// Column counts with whole and partial blocks, chunks and vectors.
+/// Column counts with whole and partial blocks, chunks and vectors; rows and inputs with whole and partial panels.
 fn shapes(a: Affine, r: &mut Random) -> Vec<(usize, usize, usize)> {
     let groups = [1, 2, 3, 7, 8, 9, 16 + r.below(8)];
-    groups.into_iter().map(|g| (1 + r.below(6), g * a.group_size, 1 + r.below(7))).collect()
+    groups.into_iter().map(|g| (1 + r.below(20), g * a.group_size, 1 + r.below(21))).collect()
 }
 
 #[test]
@@ -99,15 +99,18 @@ fn the_largest_codes_and_activations_do_not_overflow() {
         let mut w = Stored::new(2, 8 * a.group_size, Format::Affine(a), &mut r, |_| 1.0);
         w.fill_codes(0xff);
         for sign in [1.0, -1.0] {
-            let x = vec![sign; 8 * a.group_size];
-            let expected = f32::from(1u16 << a.bits) * sign * x.len() as f32;
-            for k in all() {
-                let found = fast(k, &w, &x);
-                assert!(
-                    found.iter().all(|f| (f / expected - 1.0).abs() < 1e-5),
-                    "{} {a:?}: {found:?}",
-                    k.isa()
-                );
+            // One row, and as many as make a panel's products.
+            for n in [1, 9] {
+                let x = vec![sign; n * 8 * a.group_size];
+                let expected = f32::from(1u16 << a.bits) * sign * (8 * a.group_size) as f32;
+                for k in all() {
+                    let found = fast(k, &w, &x);
+                    assert!(
+                        found.iter().all(|f| (f / expected - 1.0).abs() < 1e-5),
+                        "{} {a:?}: {found:?}",
+                        k.isa()
+                    );
+                }
             }
         }
     }
@@ -119,7 +122,7 @@ fn bytes_do_not_depend_on_batch_or_split() {
     let formats = [2, 3, 4, 5, 6, 8].map(|bits| Affine { bits, group_size: 32, scales: DType::Bf16 });
     let formats = formats.map(Format::Affine).into_iter().chain([Format::Plain(DType::Bf16)]);
     for format in formats {
-        let (rows, columns, n) = (37, 32 * 13, 11);
+        let (rows, columns, n) = (37, 32 * 13, 27);
         let stored = Stored::new(rows, columns, format, &mut r, Random::unit);
         let (w, x) = (stored.weights(), r.units(n * columns));
         for k in all() {
@@ -127,7 +130,7 @@ fn bytes_do_not_depend_on_batch_or_split() {
             let mut split = [vec![0.0; n * rows], vec![0.0; n * rows]];
             let mut start = 0;
             while start < n {
-                let end = n.min(start + 1 + r.below(5));
+                let end = n.min(start + 1 + r.below(12));
                 let xs = &x[start * columns..end * columns];
                 let mut acts = Activations::new();
                 acts.set(xs, columns);
