@@ -114,19 +114,14 @@ impl CpuBackend {
                 _ => self.batch.spans.push(i..i + 1),
             }
         }
-        self.moe.begin(rows.len(), self.config.moe.top_k, self.config.hidden);
+        self.moe.begin(rows.len(), self.config.hidden);
         Ok(())
     }
 
     fn norm_rows(&mut self, layer: usize, w: impl Fn(&LayerWeights) -> &[f32]) {
         let b = &mut self.batch;
-        norm_rows(
-            &self.compute,
-            &b.x,
-            w(&self.weights.layers[layer]),
-            self.config.rms_norm_eps as f32,
-            &mut b.h,
-        );
+        let eps = self.config.rms_norm_eps as f32;
+        self.compute.norm_rows(&b.x, w(&self.weights.layers[layer]), eps, &mut b.h);
     }
 
     fn wrong_mixer(layer: usize, expected: &str) -> BackendError {
@@ -281,7 +276,7 @@ impl Backend for CpuBackend {
         let w = &self.weights.layers[layer];
         let (mut h, mut logits) = (Activations::new(), Vec::new());
         let eps = self.config.rms_norm_eps as f32;
-        norm_rows(&self.compute, &self.batch.x, &w.post_norm, eps, &mut h);
+        self.compute.norm_rows(&self.batch.x, &w.post_norm, eps, &mut h);
         let n = h.rows();
         self.compute.products(&mut h, &[Product::exact(w.router.operand(), n, &mut logits)]);
         Self::check_routing(choose(&self.compute.kernels, &self.config.moe, &mut logits, routing), layer)
@@ -296,13 +291,12 @@ impl Backend for CpuBackend {
 
     fn expert(&mut self, layer: usize, lease: &Lease, rows: &[RoutedRow]) -> Result<(), BackendError> {
         let layout = &self.weights.layers[layer].record;
-        let top_k = self.config.moe.top_k;
-        self.moe.expert(&self.compute, layout, lease.bytes(), &mut self.batch.h, top_k, rows);
+        self.moe.expert(&self.compute, layout, lease.bytes(), &mut self.batch.h, rows);
         Ok(())
     }
 
     fn combine(&mut self, _layer: usize) -> Result<(), BackendError> {
-        self.moe.combine(&mut self.batch.x, self.config.hidden, self.config.moe.top_k);
+        self.moe.combine(&mut self.batch.x, self.config.hidden);
         Ok(())
     }
 
@@ -342,13 +336,5 @@ impl Backend for CpuBackend {
         }
         let s = self.sequences.get_mut(&sequence).ok_or(BackendError::UnknownSequence { sequence })?;
         s.restore(state, kv_width)
-    }
-}
-
-/// `h = norm(x)`, row by row.
-fn norm_rows(compute: &Compute, x: &[f32], w: &[f32], eps: f32, h: &mut Activations) {
-    let rows = h.fill(x.len() / w.len(), w.len()).chunks_exact_mut(w.len());
-    for (x, h) in x.chunks_exact(w.len()).zip(rows) {
-        compute.kernels.rms_norm(x, w, eps, h);
     }
 }

@@ -1,6 +1,6 @@
 //! Who computes: threads, kernels and precision, and the one operation that takes nearly all of the time.
 
-use spinetail_core::Format;
+use spinetail_core::{Affine, Format};
 use spinetail_model::BackendError;
 
 use crate::kernels::{Activations, Isa, Kernels, SharedOut, Weights};
@@ -41,8 +41,11 @@ pub struct CpuOptions {
 /// Bytes of weights that a thread takes at a time: some microseconds of work.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Rows of weights that kernels like to take together.
-const ROW_BLOCK: usize = 8;
+/// Rows of weights that kernels take together: a panel.
+const ROW_BLOCK: usize = 16;
+
+/// Rows of activations that a thread takes at a time.
+pub(crate) const ACTIVATION_ROWS: usize = 8;
 
 pub(crate) struct Compute {
     pub(crate) pool: Pool,
@@ -89,12 +92,39 @@ impl Compute {
         Ok(Self { pool, kernels, precision: options.precision })
     }
 
+    /// Makes the 8-bit form of `x` for weights of format `a`, unless it is there.
+    pub(crate) fn code(&self, x: &mut Activations, a: Affine) {
+        let Some((coding, lines)) = x.coding(&self.kernels, a) else { return };
+        let len = coding.row_lines();
+        self.pool.for_each_chunk(lines, len * ACTIVATION_ROWS, |i, lines| {
+            for (j, to) in lines.chunks_exact_mut(len).enumerate() {
+                coding.row(i * ACTIVATION_ROWS + j, to);
+            }
+        });
+    }
+
+    /// `up = silu(gate) · up` of rows of `width`.
+    pub(crate) fn swiglu(&self, gate: &mut [f32], up: &mut [f32], width: usize) {
+        let len = width * ACTIVATION_ROWS;
+        self.pool.for_each_pair((gate, len), (up, len), |_, gate, up| self.kernels.swiglu(gate, up));
+    }
+
+    /// `h = norm(x)`, row by row.
+    pub(crate) fn norm_rows(&self, x: &[f32], w: &[f32], eps: f32, h: &mut Activations) {
+        let len = w.len() * ACTIVATION_ROWS;
+        self.pool.for_each_chunk(h.fill(x.len() / w.len(), w.len()), len, |i, h| {
+            for (x, h) in x[i * len..].chunks_exact(w.len()).zip(h.chunks_exact_mut(w.len())) {
+                self.kernels.rms_norm(x, w, eps, h);
+            }
+        });
+    }
+
     /// All products of the same inputs, in one fork and join.
     pub(crate) fn products(&self, x: &mut Activations, products: &[Product<'_>]) {
         let fast = |p: &Product<'_>| p.rounds && self.precision == Precision::Fast;
         for p in products.iter().filter(|p| fast(p)) {
             if let Format::Affine(a) = p.weights.format() {
-                x.prepare(&self.kernels, a);
+                self.code(x, a);
             }
         }
         let x = &*x;

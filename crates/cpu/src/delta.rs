@@ -6,6 +6,9 @@ use crate::compute::Compute;
 use crate::sequence::DeltaState;
 use crate::weights::DeltaWeights;
 
+/// Rows of a head's state that are moved on together: 16 KiB of them at a key dimension of 128.
+const STATE_ROWS: usize = 32;
+
 /// Memory that calls reuse.
 pub(crate) struct Delta {
     config: DeltaConfig,
@@ -64,15 +67,25 @@ impl Delta {
         let states = (&mut state.s[..], d.value_dim * d.key_dim);
         compute.pool.for_each_pair(states, (&mut self.y[..], n * d.value_dim), |h, s, y| {
             let decay_rate = -w.a_log[h].exp();
+            let gates = (0..n).map(|t| {
+                let (b, a) = (x.b[t * d.value_heads + h], x.a[t * d.value_heads + h]);
+                ((decay_rate * softplus(a + w.dt_bias[h])).exp(), sigmoid(b))
+            });
+            let gates: Vec<(f32, f32)> = gates.collect();
+            let at = |t: usize, start: usize, i: usize, width: usize| {
+                &mixed[t * channels + start + i * width..][..width]
+            };
+            // Rows of the state have nothing to do with each other: some of them, which the first-level cache holds,
+            // through all tokens, then the next.
+            for (rows, s) in s.chunks_mut(STATE_ROWS * d.key_dim).enumerate() {
+                let rows = rows * STATE_ROWS..rows * STATE_ROWS + s.len() / d.key_dim;
+                for (t, y) in y.chunks_exact_mut(d.value_dim).enumerate() {
+                    let (q, k) = (at(t, 0, h / ratio, d.key_dim), at(t, keys, h / ratio, d.key_dim));
+                    let v = &at(t, 2 * keys, h, d.value_dim)[rows.clone()];
+                    kernels.delta_step(s, [q, k, v], gates[t].0, gates[t].1, &mut y[rows.clone()]);
+                }
+            }
             for (t, y) in y.chunks_exact_mut(d.value_dim).enumerate() {
-                let at = |start: usize, i: usize, width: usize| {
-                    &mixed[t * channels + start + i * width..][..width]
-                };
-                let (q, k) = (at(0, h / ratio, d.key_dim), at(keys, h / ratio, d.key_dim));
-                let v = at(2 * keys, h, d.value_dim);
-                let beta = sigmoid(x.b[t * d.value_heads + h]);
-                let decay = (decay_rate * softplus(x.a[t * d.value_heads + h] + w.dt_bias[h])).exp();
-                kernels.delta_step(s, [q, k, v], decay, beta, y);
                 kernels.rms_norm_in_place(y, &w.norm, self.eps);
                 let z = &x.z[t * d.value_channels() + h * d.value_dim..][..d.value_dim];
                 kernels.swiglu(z, y);

@@ -1,17 +1,22 @@
 //! The router, the experts and their sum.
 
-use spinetail_core::{MoeConfig, RecordLayout};
+use spinetail_core::{Format, MoeConfig, RecordLayout};
 use spinetail_model::{RoutedRow, Routing};
 
-use crate::compute::{Compute, Product};
+use crate::compute::{Compute, Precision, Product};
 use crate::kernels::{Activations, Kernels, Weights};
 use crate::weights::operand;
 
 /// Contributions of a batch until they are summed, and memory that calls reuse.
 #[derive(Default)]
 pub(crate) struct Moe {
-    /// `[rows, top_k, hidden]`: weighted outputs of routed experts, by rank.
-    routed: Vec<f32>,
+    /// `[rows, hidden]`: the sum of each row's experts, from its first one on, in ascending order of rank.
+    sums: Vec<f32>,
+    /// How many experts of each row are in its sum.
+    summed: Vec<u32>,
+    /// Experts that came before an earlier one of the same row: row, rank, and where its output is in `early_out`.
+    early: Vec<(u32, u32, usize)>,
+    early_out: Vec<f32>,
     /// `[rows, hidden]`: the gated shared expert.
     shared: Vec<f32>,
     /// Rows that an expert was chosen for, when they are not all.
@@ -24,9 +29,13 @@ pub(crate) struct Moe {
 
 impl Moe {
     /// Makes room for the contributions of a batch.
-    pub(crate) fn begin(&mut self, rows: usize, top_k: usize, hidden: usize) {
-        self.routed.resize(rows * top_k * hidden, 0.0);
+    pub(crate) fn begin(&mut self, rows: usize, hidden: usize) {
+        self.sums.resize(rows * hidden, 0.0);
         self.shared.resize(rows * hidden, 0.0);
+        self.summed.clear();
+        self.summed.resize(rows, 0);
+        self.early.clear();
+        self.early_out.clear();
     }
 
     /// `self.down[n, hidden] = down(silu(gate(x)) ⊙ up(x))`
@@ -34,7 +43,7 @@ impl Moe {
         let n = x.rows();
         let products = [Product::new(gate, n, &mut self.gate), Product::new(up, n, &mut self.up)];
         compute.products(x, &products);
-        compute.kernels.swiglu(&self.gate, &mut self.up);
+        compute.swiglu(&mut self.gate, &mut self.up, down.columns());
         self.inner.set(&self.up, down.columns());
         compute.products(&mut self.inner, &[Product::new(down, n, &mut self.down)]);
     }
@@ -63,7 +72,6 @@ impl Moe {
         layout: &RecordLayout,
         record: &[u8],
         x: &mut Activations,
-        top_k: usize,
         rows: &[RoutedRow],
     ) {
         let hidden = x.columns();
@@ -73,25 +81,49 @@ impl Moe {
             self.swiglu(compute, weights, x);
         } else {
             let mut gathered = std::mem::take(&mut self.gathered);
-            let to = gathered.fill(rows.len(), hidden);
-            for (to, r) in to.chunks_exact_mut(hidden).zip(rows) {
-                to.copy_from_slice(&x.x()[r.row as usize * hidden..][..hidden]);
+            // What the 8-bit form of all rows is made for, it is made for once, and not by each expert anew.
+            let mut plain = compute.precision == Precision::Exact;
+            for w in &weights[..2] {
+                match w.format() {
+                    Format::Affine(a) if !plain => compute.code(x, a),
+                    _ => plain = true,
+                }
             }
+            gathered.gather(x, rows.iter().map(|r| r.row as usize), plain);
             self.swiglu(compute, weights, &mut gathered);
             self.gathered = gathered;
         }
         for (r, y) in rows.iter().zip(self.down.chunks_exact(hidden)) {
-            let at = (r.row as usize * top_k + r.rank as usize) * hidden;
-            self.routed[at..at + hidden].iter_mut().zip(y).for_each(|(out, y)| *out = r.weight * y);
+            let (row, summed) = (r.row as usize, &mut self.summed[r.row as usize]);
+            if r.rank != *summed {
+                self.early.push((r.row, r.rank, self.early_out.len()));
+                self.early_out.extend(y.iter().map(|y| r.weight * y));
+                continue;
+            }
+            *summed += 1;
+            let sum = self.sums[row * hidden..(row + 1) * hidden].iter_mut().zip(y);
+            if r.rank == 0 {
+                sum.for_each(|(sum, y)| *sum = r.weight * y);
+            } else {
+                sum.for_each(|(sum, y)| *sum += r.weight * y);
+            }
         }
     }
 
-    /// `x += Σ routed + shared`: rank after rank, which is expert id after expert id.
-    pub(crate) fn combine(&mut self, x: &mut [f32], hidden: usize, top_k: usize) {
-        let rows = x.chunks_exact_mut(hidden).zip(self.routed.chunks_exact_mut(top_k * hidden));
-        for ((x, routed), shared) in rows.zip(self.shared.chunks_exact(hidden)) {
-            let (sum, rest) = routed.split_at_mut(hidden);
-            rest.chunks_exact(hidden).for_each(|y| add(sum, y));
+    /// `x += Σ routed + shared`: rank after rank, which is expert id after expert id. Experts that came in order are
+    /// summed already, which in a long prompt are all; those of an answer come as they are read.
+    pub(crate) fn combine(&mut self, x: &mut [f32], hidden: usize) {
+        self.early.sort_unstable();
+        for &(row, rank, at) in &self.early {
+            let sum = &mut self.sums[row as usize * hidden..][..hidden];
+            let y = &self.early_out[at..at + hidden];
+            if rank == 0 { sum.copy_from_slice(y) } else { add(sum, y) }
+        }
+        self.early.clear();
+        self.early_out.clear();
+        self.summed.fill(0);
+        let rows = x.chunks_exact_mut(hidden).zip(self.sums.chunks_exact_mut(hidden));
+        for ((x, sum), shared) in rows.zip(self.shared.chunks_exact(hidden)) {
             add(sum, shared);
             add(x, sum);
         }

@@ -150,10 +150,14 @@ struct Run {
 
 impl Run {
     fn new(source: &Arc<dyn ModelSource>, slots: usize, threads: usize) -> Self {
+        Self::with(source, slots, threads, Precision::Exact)
+    }
+
+    fn with(source: &Arc<dyn ModelSource>, slots: usize, threads: usize, precision: Precision) -> Self {
         let config = source.config().clone();
         let mut backend = CpuBackend::load(
             &**source,
-            &CpuOptions { threads: Some(threads), precision: Precision::Exact, ..CpuOptions::default() },
+            &CpuOptions { threads: Some(threads), precision, ..CpuOptions::default() },
             &mut |_| {},
         )
         .unwrap();
@@ -273,6 +277,26 @@ fn cpu_logits_agree_at_every_length_and_do_not_depend_on_how_they_were_run() {
         }
         let prefix = run.logits(&tokens[..63], &[64]);
         assert!(prefix == whole[..63 * vocab], "{name}: later tokens change earlier logits");
+    }
+}
+
+/// Rows one by one, in batches that are multiplied panel by panel, and anything between: the same bytes in `fast`, too.
+#[test]
+fn fast_logits_do_not_depend_on_how_they_were_run() {
+    for case in cases() {
+        let name = case.file_name().unwrap().to_string_lossy().into_owned();
+        let source: Arc<dyn ModelSource> = Arc::new(Checkpoint::open(&case).unwrap());
+        let tokens: Vec<u32> = (0..150).map(|i| i * i % 191).collect();
+        let with = |slots, threads| Run::with(&source, slots, threads, Precision::Fast);
+        let whole = with(1000, 1).logits(&tokens, &[64]);
+        for pieces in [&[1][..], &[150], &[2, 3, 4, 55, 64], &[63, 5]] {
+            let found = with(1000, 1).logits(&tokens, pieces);
+            assert!(found == whole, "{name}: pieces of {pieces:?} give other bytes");
+        }
+        for (slots, threads) in [(0, 1), (5, 2), (1000, 3)] {
+            let found = with(slots, threads).logits(&tokens, &[128]);
+            assert!(found == whole, "{name}: {slots} slots and {threads} threads give other bytes");
+        }
     }
 }
 
