@@ -1,6 +1,6 @@
 //! How a memory budget is divided before anything is loaded.
 
-use spinetail_core::{ModelSource, dense_specs, mtp_prefix};
+use spinetail_core::{ModelConfig, ModelSource, dense_specs, mtp_prefix};
 use spinetail_cpu::Precision;
 use spinetail_store::slot_bytes;
 
@@ -19,6 +19,8 @@ pub struct MemoryPlan {
     pub state_bytes: u64,
     /// Activations of a batch and logits.
     pub scratch_bytes: u64,
+    /// Rows of a batch: of a prompt, so many tokens are run at a time. No output depends on it.
+    pub chunk_rows: usize,
     /// Code, tokenizer, stacks, allocator slack.
     pub process_bytes: u64,
     /// Expert slots.
@@ -31,8 +33,15 @@ pub struct MemoryPlan {
     pub top_k: u64,
 }
 
-/// Rows of a prefill chunk.
-pub(crate) const CHUNK_ROWS: usize = 64;
+/// Rows of a prefill chunk: always a multiple of this.
+const CHUNK_ROWS: usize = 64;
+
+/// With more rows than this, the time of a chunk is all arithmetic and its records are read seldom enough.
+const MAX_CHUNK_ROWS: usize = 2048;
+
+/// Part of what is left for expert slots that a longer chunk may take: each record is read once a chunk, so that a long
+/// prompt gains more by a longer chunk than it loses by fewer slots.
+const CHUNK_SHARE: u64 = 8;
 
 impl MemoryPlan {
     /// Slots used when no budget is given and the model has more.
@@ -55,14 +64,13 @@ impl MemoryPlan {
         let layouts = (0..c.layers.len()).filter_map(|l| source.record_layout(l as u16));
         let slot_bytes = layouts.map(|l| slot_bytes(l.bytes)).max().unwrap_or_else(|| slot_bytes(1));
         let records_bytes = slot_bytes * (c.layers.len() * c.moe.experts) as u64;
-        let widest =
-            [c.delta.conv_channels(), 2 * c.attention.heads * c.attention.head_dim, c.hidden, c.moe.experts];
-        let per_row = 8 * c.hidden + c.moe.top_k * c.hidden + 4 * widest.iter().max().unwrap_or(&0);
+        let scratch_bytes = |rows: usize| 4 * (rows * row_elements(c) + 2 * c.vocab) as u64;
         let mut plan = Self {
             dense_bytes,
             kv_bytes: (c.kv_elements_per_token() * precision.kv_element_bytes()) as u64 * u64::from(context),
             state_bytes: 2 * 4 * c.state_elements() as u64,
-            scratch_bytes: 4 * (CHUNK_ROWS * per_row + 2 * c.vocab) as u64,
+            scratch_bytes: scratch_bytes(CHUNK_ROWS),
+            chunk_rows: CHUNK_ROWS,
             process_bytes: (16 << 20) + tokenizer_bytes(c.vocab),
             slots_bytes: 0,
             slot_bytes,
@@ -81,6 +89,10 @@ impl MemoryPlan {
         if budget < minimum {
             return Err(EngineError::Budget { budget, minimum, plan: Box::new(plan) });
         }
+        let longer = (budget - minimum) / CHUNK_SHARE / (4 * CHUNK_ROWS * row_elements(c)).max(1) as u64;
+        let rows = CHUNK_ROWS + usize::try_from(longer).unwrap_or(0).min(MAX_CHUNK_ROWS) * CHUNK_ROWS;
+        plan.chunk_rows = rows.min(MAX_CHUNK_ROWS).min((context as usize).next_multiple_of(CHUNK_ROWS));
+        plan.scratch_bytes = scratch_bytes(plan.chunk_rows);
         plan.slots_bytes = (budget - plan.fixed_bytes()).min(most);
         Ok(plan)
     }
@@ -108,6 +120,18 @@ impl MemoryPlan {
     pub fn total_bytes(&self) -> u64 {
         self.fixed_bytes() + self.slots_bytes
     }
+}
+
+/// Elements of f32 that a row of a batch takes in a backend.
+fn row_elements(c: &ModelConfig) -> usize {
+    let (a, d, m) = (&c.attention, &c.delta, &c.moe);
+    let (queries, keys, values) = (2 * a.heads * a.head_dim, a.kv_heads * a.head_dim, d.value_channels());
+    // The residual stream, its norm in f32 and in 8 bits, the mixer's output, the experts' sum, the shared expert, and
+    // one expert's rows and output.
+    let stream = 9 * c.hidden;
+    let projected = queries.max(d.conv_channels()) + keys.max(values) + keys + d.value_heads;
+    let mixed = d.conv_channels() + values + 2 * values.max(a.heads * a.head_dim);
+    stream + projected + mixed + m.experts + 4 * m.intermediate.max(m.shared_intermediate)
 }
 
 /// About what the tokenizer takes: 13 MB were measured at 248,077 entries, 30 MB while it is loaded.

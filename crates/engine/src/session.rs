@@ -9,7 +9,6 @@ use spinetail_store::trace::{StepKind, StepTime};
 
 use crate::engine::{Compute, Engine};
 use crate::error::EngineError;
-use crate::memory::CHUNK_ROWS;
 
 /// Marks kept at once: the end of the last message, and one before it.
 const MAX_MARKS: usize = 2;
@@ -100,12 +99,13 @@ impl Session {
         if tokens.len() > capacity {
             return Err(EngineError::PromptTooLong { tokens: tokens.len(), context: capacity });
         }
+        let rows = self.engine.plan().chunk_rows;
         let kept = self.rewind(tokens)?;
         let mut done = kept;
         let _ = progress(Progress { done: 0, total: tokens.len() - kept });
         while done < tokens.len() {
-            // Chunks end on multiples of 64, wherever they start, and at the mark.
-            let mut end = (done + 1).next_multiple_of(CHUNK_ROWS).min(tokens.len());
+            // Chunks end on multiples of their length, wherever they start, and at the mark.
+            let mut end = (done + 1).next_multiple_of(rows).min(tokens.len());
             if let Some(mark) = mark_at.filter(|&m| done < m && m < end) {
                 end = mark;
             }
@@ -130,9 +130,9 @@ impl Session {
 
     /// Runs `tokens` after those so far and shows `observer` the logits of each.
     pub fn evaluate(&mut self, tokens: &[u32], observer: &mut dyn Observer) -> Result<(), EngineError> {
-        let mut rest = tokens;
+        let (mut rest, rows) = (tokens, self.engine.plan().chunk_rows);
         while !rest.is_empty() {
-            let room = CHUNK_ROWS - self.tokens.len() % CHUNK_ROWS;
+            let room = rows - self.tokens.len() % rows;
             let (chunk, later) = rest.split_at(room.min(rest.len()));
             self.run(chunk, Want::All(observer))?;
             rest = later;
