@@ -324,6 +324,13 @@ impl Backend for CpuBackend {
         Err(BackendError::NotFinite { at: "the head, after the last layer,".to_owned() })
     }
 
+    fn trim(&mut self) {
+        self.batch = Batch::default();
+        self.attention = Attention::new(&self.config);
+        self.delta = Delta::new(&self.config);
+        self.moe = Moe::default();
+    }
+
     fn save_state(&mut self, sequence: SequenceId) -> Result<SavedState, BackendError> {
         let s = self.sequences.get(&sequence).ok_or(BackendError::UnknownSequence { sequence })?;
         Ok(s.save(sequence))

@@ -31,7 +31,7 @@ const MIN_USES_TO_LEARN: u64 = 1000;
 /// What an engine is opened with.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Bytes the whole process may use; `None` keeps every expert, up to [`MemoryPlan::DEFAULT_SLOTS_BYTES`].
+    /// Bytes the whole process may use; `None` is most of what the machine has free.
     pub memory_bytes: Option<u64>,
     /// Positions of a session.
     pub context: u32,
@@ -207,7 +207,11 @@ impl Engine {
     pub fn set_memory_budget(&self, memory_bytes: u64) -> Result<(), EngineError> {
         let plan = self.plan().with_budget(memory_bytes)?;
         // The lock is had between steps.
-        self.compute().store.set_budget(plan.slots_bytes as usize);
+        let mut compute = self.compute();
+        compute.store.set_budget(plan.slots_bytes as usize);
+        if plan.chunk_rows < self.plan().chunk_rows {
+            compute.backend.trim();
+        }
         *self.inner.plan.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = plan;
         Ok(())
     }
@@ -250,7 +254,7 @@ impl Engine {
             experts: config.moe.experts as u16,
             top_k: config.moe.top_k as u16,
             slot_bytes: plan.slot_bytes,
-            fixed_bytes: plan.fixed_bytes(),
+            fixed_bytes: plan.least_fixed_bytes(),
             model_id: model_id(&name),
         };
         self.compute().scratch.trace = Some(TraceWriter::new(out, &header));

@@ -21,6 +21,11 @@ pub struct MemoryPlan {
     pub scratch_bytes: u64,
     /// Rows of a batch: of a prompt, so many tokens are run at a time. No output depends on it.
     pub chunk_rows: usize,
+    /// Of `scratch_bytes`, what each row of a batch takes, and logits.
+    row_bytes: u64,
+    logits_bytes: u64,
+    /// Rows of a batch that the context has room for.
+    most_chunk_rows: usize,
     /// Code, tokenizer, stacks, allocator slack.
     pub process_bytes: u64,
     /// Expert slots.
@@ -33,6 +38,9 @@ pub struct MemoryPlan {
     pub top_k: u64,
 }
 
+/// Code, stacks, and the allocator's slack, as measured (docs/performance.md).
+const PROCESS_BYTES: u64 = 16 << 20;
+
 /// Rows of a prefill chunk: always a multiple of this.
 const CHUNK_ROWS: usize = 64;
 
@@ -44,10 +52,7 @@ const MAX_CHUNK_ROWS: usize = 2048;
 const CHUNK_SHARE: u64 = 8;
 
 impl MemoryPlan {
-    /// Slots used when no budget is given and the model has more.
-    pub const DEFAULT_SLOTS_BYTES: u64 = 4 << 30;
-
-    /// Divides `budget_bytes` (without one, what the machine has) among what the model needs at `context` positions in
+    /// Divides `budget_bytes` (without one, most of what the machine has free) among what the model needs at `context` positions in
     /// `precision`; the rest is for expert slots.
     pub fn new(
         source: &dyn ModelSource,
@@ -64,51 +69,58 @@ impl MemoryPlan {
         let layouts = (0..c.layers.len()).filter_map(|l| source.record_layout(l as u16));
         let slot_bytes = layouts.map(|l| slot_bytes(l.bytes)).max().unwrap_or_else(|| slot_bytes(1));
         let records_bytes = slot_bytes * (c.layers.len() * c.moe.experts) as u64;
-        let scratch_bytes = |rows: usize| 4 * (rows * row_elements(c) + 2 * c.vocab) as u64;
         let mut plan = Self {
             dense_bytes,
             kv_bytes: (c.kv_elements_per_token() * precision.kv_element_bytes()) as u64 * u64::from(context),
             state_bytes: 2 * 4 * c.state_elements() as u64,
-            scratch_bytes: scratch_bytes(CHUNK_ROWS),
-            chunk_rows: CHUNK_ROWS,
-            process_bytes: (16 << 20) + tokenizer_bytes(c.vocab),
+            scratch_bytes: 0,
+            row_bytes: 4 * row_elements(c) as u64,
+            logits_bytes: 4 * 2 * c.vocab as u64,
+            most_chunk_rows: MAX_CHUNK_ROWS.min((context as usize).next_multiple_of(CHUNK_ROWS)),
+            chunk_rows: 0,
+            process_bytes: PROCESS_BYTES + tokenizer_bytes(c.vocab),
             slots_bytes: 0,
             slot_bytes,
             records_bytes,
             top_k: c.moe.top_k as u64,
         };
-        let minimum = plan.minimum_bytes();
-        // Without a budget the machine is one: an allocation that cannot be met would end the process.
-        let (budget, most) = match budget_bytes {
-            Some(budget) => (budget, records_bytes),
-            None => (
-                Machine::look().usable_bytes().unwrap_or(u64::MAX),
-                records_bytes.min(Self::DEFAULT_SLOTS_BYTES),
-            ),
-        };
-        if budget < minimum {
-            return Err(EngineError::Budget { budget, minimum, plan: Box::new(plan) });
-        }
-        let longer = (budget - minimum) / CHUNK_SHARE / (4 * CHUNK_ROWS * row_elements(c)).max(1) as u64;
-        let rows = CHUNK_ROWS + usize::try_from(longer).unwrap_or(0).min(MAX_CHUNK_ROWS) * CHUNK_ROWS;
-        plan.chunk_rows = rows.min(MAX_CHUNK_ROWS).min((context as usize).next_multiple_of(CHUNK_ROWS));
-        plan.scratch_bytes = scratch_bytes(plan.chunk_rows);
-        plan.slots_bytes = (budget - plan.fixed_bytes()).min(most);
-        Ok(plan)
+        plan.set_chunk_rows(CHUNK_ROWS);
+        let budget = budget_bytes.unwrap_or_else(|| default_budget(plan.minimum_bytes()));
+        plan.with_budget(budget)
     }
 
     /// The same model with another budget.
     pub fn with_budget(&self, budget: u64) -> Result<Self, EngineError> {
-        let minimum = self.minimum_bytes();
+        let mut plan = *self;
+        plan.slots_bytes = 0;
+        plan.set_chunk_rows(CHUNK_ROWS);
+        let minimum = plan.minimum_bytes();
         if budget < minimum {
-            return Err(EngineError::Budget { budget, minimum, plan: Box::new(*self) });
+            return Err(EngineError::Budget { budget, minimum, plan: Box::new(plan) });
         }
-        Ok(Self { slots_bytes: (budget - self.fixed_bytes()).min(self.records_bytes), ..*self })
+        let left = budget - minimum;
+        // What the slots of all experts leave over is free to be taken.
+        let spare = left.saturating_sub(self.records_bytes);
+        let longer = (left / CHUNK_SHARE).max(spare) / (CHUNK_ROWS as u64 * self.row_bytes).max(1);
+        let rows = CHUNK_ROWS + usize::try_from(longer).unwrap_or(0).min(MAX_CHUNK_ROWS) * CHUNK_ROWS;
+        plan.set_chunk_rows(rows.min(self.most_chunk_rows.max(CHUNK_ROWS)));
+        plan.slots_bytes = (budget - plan.fixed_bytes()).min(self.records_bytes);
+        Ok(plan)
+    }
+
+    fn set_chunk_rows(&mut self, rows: usize) {
+        self.chunk_rows = rows;
+        self.scratch_bytes = rows as u64 * self.row_bytes + self.logits_bytes;
     }
 
     /// The smallest budget: everything but the experts, and those of one token and layer.
     pub fn minimum_bytes(&self) -> u64 {
-        self.fixed_bytes() + self.slot_bytes * self.top_k
+        self.least_fixed_bytes() + self.slot_bytes * self.top_k
+    }
+
+    /// Everything but the expert slots, with batches as short as they can be.
+    pub fn least_fixed_bytes(&self) -> u64 {
+        self.fixed_bytes() - (self.chunk_rows - CHUNK_ROWS) as u64 * self.row_bytes
     }
 
     /// Everything but the expert slots.
@@ -120,6 +132,19 @@ impl MemoryPlan {
     pub fn total_bytes(&self) -> u64 {
         self.fixed_bytes() + self.slots_bytes
     }
+}
+
+/// The budget of a process that was given none: most of what the machine has free, so that others find some as well, or
+/// all of it if the model would not run otherwise. Without knowledge of the machine, four gigabytes more than the least.
+fn default_budget(minimum: u64) -> u64 {
+    let machine = Machine::look();
+    let free = match (machine.available_bytes, machine.limit_bytes) {
+        (Some(free), Some(limit)) => free.min(limit),
+        (Some(free), None) | (None, Some(free)) => free,
+        (None, None) => return minimum + (4 << 30),
+    };
+    let most = free - free / 4;
+    if most < minimum { free } else { most }
 }
 
 /// Elements of f32 that a row of a batch takes in a backend.

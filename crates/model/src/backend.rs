@@ -207,6 +207,9 @@ pub trait Backend: Send {
     /// called again for other rows.
     fn head(&mut self, rows: &[u32], logits: &mut [f32]) -> Result<(), BackendError>;
 
+    /// Frees memory that only batches need; the next batch takes what it needs. Between batches only.
+    fn trim(&mut self);
+
     /// A copy of the sequence's recurrent state. Keys and values are not copied: they stay with the sequence, and the
     /// state is good only for that one.
     fn save_state(&mut self, sequence: SequenceId) -> Result<SavedState, BackendError>;

@@ -155,7 +155,8 @@ fn print_machine(out: &mut impl Write, m: &Machine, rates: &MachineRates) -> std
     for r in &columns {
         write!(out, "{:>9}", r.threads)?;
     }
-    let rows: [(&str, fn(&Rates) -> f64, usize); 4] = [
+    type Row = (&'static str, fn(&Rates) -> f64, usize);
+    let rows: [Row; 4] = [
         ("reading memory, GB/s", |r| r.memory_bytes_per_s, 1),
         ("4-bit weights from memory, GB/s", |r| r.unpack_memory_bytes_per_s, 1),
         ("4-bit weights from cache, GB/s", |r| r.unpack_cache_bytes_per_s, 1),

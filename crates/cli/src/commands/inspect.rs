@@ -100,11 +100,10 @@ fn print(out: &mut dyn Write, s: &ModelSummary, context: u32) -> std::io::Result
     for (name, bytes) in rows {
         writeln!(out, "  {name:14} {:>9}", size(bytes))?;
     }
-    let least = p.fixed_bytes() + p.slot_bytes * m.top_k as u64;
     writeln!(
         out,
         "  at least {}; every expert in memory takes {}",
-        size(least),
+        size(p.minimum_bytes()),
         size(p.fixed_bytes() + p.records_bytes)
     )
 }

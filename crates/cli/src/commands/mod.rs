@@ -28,8 +28,9 @@ use clap::Subcommand;
 use spinetail_engine::{Engine, EngineError};
 
 use crate::args::{GlobalArgs, TraceArgs};
-use crate::output::Bar;
-use crate::settings::{CONTEXT, EngineSettings, Origin, Settings};
+use crate::output::{self, Bar};
+use crate::settings::{CONTEXT, EngineSettings, MEMORY, Origin, Settings};
+use crate::units::size;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -97,6 +98,8 @@ impl Command {
 
 /// Opens the model at `path`, with a bar while weights are read.
 fn open(path: &Path, asked: &EngineSettings, settings: &mut Settings) -> anyhow::Result<Engine> {
+    let mut asked = asked.clone();
+    asked.settle_reads(path, settings);
     let mut options = asked.options.clone();
     let bar = Bar::bytes("reading weights");
     let mut progress = |done, total| bar.set(done, total);
@@ -109,7 +112,20 @@ fn open(path: &Path, asked: &EngineSettings, settings: &mut Settings) -> anyhow:
     };
     drop(bar);
     settings.note(CONTEXT.key, options.context.to_string(), Origin::Default);
-    Ok(engine?)
+    let engine = engine?;
+    if options.memory_bytes.is_none() {
+        let plan = engine.plan();
+        settings.note(MEMORY.key, size(plan.total_bytes()), Origin::Default);
+        // Nobody said how much, so say what was taken; a model that fits whole takes what it takes.
+        if plan.slots_bytes < plan.records_bytes {
+            let (all, slots) = (size(plan.records_bytes), size(plan.slots_bytes));
+            output::note(&format!(
+                "using {} of memory, {slots} of it for the {all} of experts; --memory sets it\n",
+                size(plan.total_bytes())
+            ));
+        }
+    }
+    Ok(engine)
 }
 
 /// A trace that is being recorded.

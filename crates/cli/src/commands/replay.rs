@@ -216,7 +216,7 @@ fn fixed_bytes(
     if header.model_id != 0 && header.model_id != model_id(&name) {
         output::note(&format!("note: the trace was recorded of a model that was not called {name}\n"));
     }
-    Ok(summary.plan.fixed_bytes())
+    Ok(summary.plan.least_fixed_bytes())
 }
 
 struct Row<'c> {

@@ -1,7 +1,9 @@
 //! The settings that belong together, as the engine takes them.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::Path;
 
+use spinetail_engine::drive::{DriveId, DriveProfiles};
 use spinetail_engine::text::{SamplingDefaults, SamplingParams};
 use spinetail_engine::{
     EngineOptions, ExpertOptions, GenerateOptions, LookaheadMode, Pages, Precision, ReadMode,
@@ -15,7 +17,7 @@ use super::{
 use crate::args::{
     EngineArgs, ExpertArgs, LookaheadArg, PagesArg, PrecisionArg, ReadsArg, SamplingArgs, Switch,
 };
-use crate::dirs;
+use crate::{dirs, output};
 
 impl From<PrecisionArg> for Precision {
     fn from(p: PrecisionArg) -> Self {
@@ -32,43 +34,79 @@ pub(crate) struct EngineSettings {
     pub(crate) options: EngineOptions,
     /// Whether nobody asked for this context, so that a model made for less gets less.
     pub(crate) context_may_shrink: bool,
+    /// How experts are to be read, where somebody said so.
+    reads: Reads,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Reads {
+    mode: Option<ReadMode>,
+    pages: Option<Pages>,
+    readers: Option<usize>,
 }
 
 impl EngineSettings {
     pub(crate) fn resolve(a: &EngineArgs, s: &mut Settings) -> anyhow::Result<Self> {
         let memory_bytes = s.pick(&MEMORY, a.memory)?;
-        if memory_bytes.is_none() {
-            s.note(MEMORY.key, "no limit".to_owned(), Origin::Default);
-        }
         let context = s.pick(&CONTEXT, a.context)?;
         let precision = s.pick_or(&PRECISION, a.precision, PrecisionArg::Fast)?.into();
         let mut this = Self::new(memory_bytes, context, precision);
         this.options.threads = s.pick(&THREADS, a.threads)?;
         this.options.isa = s.pick(&ISA, a.isa)?;
+        this.reads = reads(&a.experts, s)?;
         this.options.experts = experts(&a.experts, s)?;
         Ok(this)
+    }
+
+    /// Settles how experts are read: as somebody said, else as the drive under `model` was found to be read fastest.
+    pub(crate) fn settle_reads(&mut self, model: &Path, s: &mut Settings) {
+        let found = dirs::drives().and_then(|folder| {
+            let drive = DriveId::of(model).ok()?;
+            DriveProfiles::new(folder).recall(&drive).unwrap_or_else(|e| {
+                output::note(&format!("{e}\n"));
+                None
+            })
+        });
+        let origin = if found.is_some() { Origin::Found } else { Origin::Default };
+        let profile = found.unwrap_or_default();
+        let e = &mut self.options.experts;
+        e.read_mode = self.reads.mode.unwrap_or(profile.mode);
+        e.pages = self.reads.pages.unwrap_or(profile.pages);
+        e.readers = self.reads.readers.unwrap_or(profile.depth);
+        if self.reads.mode.is_none() {
+            s.note(READS.key, e.read_mode.to_string(), origin.clone());
+        }
+        if self.reads.pages.is_none() {
+            s.note(PAGES.key, e.pages.to_string(), origin.clone());
+        }
+        if self.reads.readers.is_none() {
+            s.note(READERS.key, e.readers.to_string(), origin);
+        }
     }
 
     pub(crate) fn new(memory_bytes: Option<u64>, context: Option<u32>, precision: Precision) -> Self {
         let mut options = EngineOptions { memory_bytes, precision, ..EngineOptions::default() };
         options.context = context.unwrap_or(options.context);
-        Self { options, context_may_shrink: context.is_none() }
+        Self { options, context_may_shrink: context.is_none(), reads: Reads::default() }
     }
+}
+
+fn reads(a: &ExpertArgs, s: &mut Settings) -> anyhow::Result<Reads> {
+    Ok(Reads {
+        mode: s.pick(&READS, a.reads)?.map(|r| match r {
+            ReadsArg::Direct => ReadMode::Direct,
+            ReadsArg::Buffered => ReadMode::Buffered,
+        }),
+        pages: s.pick(&PAGES, a.pages)?.map(|p| match p {
+            PagesArg::Huge => Pages::Huge,
+            PagesArg::Small => Pages::Small,
+        }),
+        readers: s.pick(&READERS, a.readers)?,
+    })
 }
 
 fn experts(a: &ExpertArgs, s: &mut Settings) -> anyhow::Result<ExpertOptions> {
     let mut e = ExpertOptions::default();
-    match s.pick(&READS, a.reads)? {
-        Some(ReadsArg::Direct) => e.read_mode = ReadMode::Direct,
-        Some(ReadsArg::Buffered) => e.read_mode = ReadMode::Buffered,
-        None => {}
-    }
-    e.readers = s.pick(&READERS, a.readers)?.unwrap_or(e.readers);
-    match s.pick(&PAGES, a.pages)? {
-        Some(PagesArg::Huge) => e.pages = Pages::Huge,
-        Some(PagesArg::Small) => e.pages = Pages::Small,
-        None => {}
-    }
     e.verify_reads = s.pick_or(&VERIFY_READS, a.verify_reads, Switch::Off)? == Switch::On;
     e.policy = s.pick_or(&POLICY, a.policy, e.policy)?;
     e.lookahead = match s.pick_or(&LOOKAHEAD, a.lookahead, LookaheadArg::Auto)? {

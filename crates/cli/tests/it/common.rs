@@ -51,7 +51,7 @@ pub(crate) fn spinetail<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> 
         .args(args)
         .env_clear()
         .env("HOME", "/nonexistent")
-        .env("XDG_STATE_HOME", "/dev/null/nowhere")
+        .env("XDG_STATE_HOME", "/proc/nowhere")
         .stdin(Stdio::null());
     command
 }

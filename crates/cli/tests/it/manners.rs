@@ -99,7 +99,7 @@ fn fast_is_the_default_and_exact_is_asked_for() {
         out.lines().find(|l| l.trim_start().starts_with("KV cache")).expect("a line").to_owned()
     };
     assert!(
-        kv("fast").contains("4.0 MiB") && kv("exact").contains("8.0 MiB"),
+        kv("fast").contains("4.00 MiB") && kv("exact").contains("8.00 MiB"),
         "{} {}",
         kv("fast"),
         kv("exact")

@@ -41,7 +41,11 @@ impl Terminal {
         let slave =
             OpenOptions::new().read(true).write(true).open(OsStr::from_bytes(name.to_bytes())).unwrap();
         let mut command = spinetail(["chat", "pip", "--temperature", "0"].iter().chain(flags));
-        command.env("HOME", home).env("TERM", "xterm").envs(vars.iter().copied());
+        command
+            .env("HOME", home)
+            .env_remove("XDG_STATE_HOME")
+            .env("TERM", "xterm")
+            .envs(vars.iter().copied());
         command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
         let child = command.spawn().unwrap();
         // The command holds our ends of the child's terminal: they have to go for its end to be seen.
