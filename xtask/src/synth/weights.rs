@@ -66,7 +66,7 @@ const SHARED_MEAN: f32 = 2.0;
 /// Variance that all layers together add to a dimension of the residual stream.
 const ADDED_VARIANCE: f32 = 1.0;
 /// Tokens belong to topics in turn, and the next token is likely of the same topic as the last: routing then has, besides
-/// favourites that are always the same, some that change every few dozen tokens, as text has subjects.
+/// favourites that are always the same, some that change after ten tokens or so, as text has phrases.
 const TOPICS: usize = 64;
 /// Variance of the embedding that tokens of a topic share, of 1 in all.
 const TOPIC_VARIANCE: f32 = 0.15;
