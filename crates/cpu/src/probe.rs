@@ -59,7 +59,7 @@ pub fn unpack_dot(threads: usize, isa: Isa, bits: u8, from_memory: bool) -> f64 
 
 /// Multiplications and additions of 8-bit integers per second, two for each weight and input, by `threads` threads
 /// together: 4-bit codes from cache against four rows of activations, summed up and never scaled. No product of a batch
-/// is faster.
+/// that takes rows of weights one by one is faster.
 ///
 /// 0 where this processor lacks `isa`.
 pub fn integer_dot(threads: usize, isa: Isa) -> f64 {
