@@ -16,8 +16,8 @@ use crate::settings::{CONTEXT, MEMORY, PRECISION, Settings};
 use crate::units::size;
 use crate::{models, output};
 
-/// Three weeks of decoding without a pause.
-const MAX_TRACE_BYTES: u64 = 1 << 30;
+/// Some 700,000 tokens of a model with 40 layers.
+const MAX_TRACE_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReplayArgs {

@@ -10,6 +10,7 @@ mod writer;
 
 use std::time::Duration;
 
+use spinetail_core::Limits;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use reader::{Step, Trace, TraceError};
@@ -18,6 +19,8 @@ pub use writer::TraceWriter;
 const MAGIC: [u8; 8] = *b"SPTRACE\0";
 const VERSION: u16 = 1;
 const HEADER_BYTES: usize = 44;
+/// Records of a model at most: a replay keeps tables of them.
+const MAX_RECORDS: u32 = (Limits::LAYERS * Limits::EXPERTS) as u32;
 /// Length and checksum before the bytes of a step.
 const FRAME_BYTES: usize = 8;
 

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    FRAME_BYTES, HEADER_BYTES, MAGIC, StepKind, StepTime, TraceHeader, VERSION, checksum, max_step_bytes,
+    FRAME_BYTES, HEADER_BYTES, MAGIC, MAX_RECORDS, StepKind, StepTime, TraceHeader, VERSION, checksum,
+    max_step_bytes,
 };
 
 /// Why bytes are not a trace.
@@ -174,7 +175,8 @@ fn parse_header(bytes: &[u8]) -> Result<TraceHeader, TraceError> {
         fixed_bytes: u64_at(24),
         model_id: u64_at(32),
     };
-    if h.layers == 0 || h.top_k == 0 || h.experts < h.top_k || h.slot_bytes == 0 {
+    let records = u32::from(h.layers) * u32::from(h.experts);
+    if records > MAX_RECORDS || h.layers == 0 || h.top_k == 0 || h.experts < h.top_k || h.slot_bytes == 0 {
         return Err(damaged(format!("no model has this shape: {h:?}")));
     }
     Ok(h)

@@ -152,6 +152,16 @@ fn every_fault_has_its_message() {
     assert_eq!(Trace::parse(&bytes), Err(TraceError::Version { found: 9 }));
 }
 
+/// A header with a right checksum that would have a replay allocate gigabytes.
+#[test]
+fn a_model_that_nobody_has_is_refused() {
+    let mut bytes = written(&[]);
+    bytes[10..14].fill(0xff);
+    let sum = checksum(&bytes[..40]);
+    bytes[40..44].copy_from_slice(&sum.to_le_bytes());
+    assert!(matches!(Trace::parse(&bytes), Err(TraceError::Header { .. })));
+}
+
 /// Zeros, as a file system leaves them after a crash, are no step.
 #[test]
 fn zeros_at_the_end_are_ignored() {
