@@ -128,7 +128,7 @@ fn drive_json(d: &Drive) -> Value {
         "model": d.model.display().to_string(),
         "id": d.id.id,
         "name": d.id.name,
-        "record_bytes": d.probe.record_bytes,
+        "read_bytes": d.probe.read_bytes,
         "burst_records": d.probe.burst_records,
         "direct_refused": d.probe.direct_refused,
         "tried": d.probe.trials.iter().map(profile_json).collect::<Vec<_>>(),
@@ -174,7 +174,7 @@ fn print_machine(out: &mut impl Write, m: &Machine, rates: &MachineRates) -> std
 fn print_drive(out: &mut impl Write, d: &Drive) -> std::io::Result<()> {
     let p = &d.probe;
     writeln!(out, "\ndrive            {} ({})", d.id.name, shown(&d.model))?;
-    writeln!(out, "records          {}, {} at a time in bursts\n", size(p.record_bytes), p.burst_records)?;
+    writeln!(out, "reads            of {}, {} at a time in bursts\n", size(p.read_bytes), p.burst_records)?;
     writeln!(out, "{:10}{:8}{:>6}{:>12}{:>14}", "reads", "pages", "depth", "GB/s", "bursts, GB/s")?;
     for t in &p.trials {
         let chosen = (t.mode, t.pages, t.depth) == (p.chosen.mode, p.chosen.pages, p.chosen.depth);

@@ -43,7 +43,7 @@ fn a_drive_is_measured_and_remembered() {
         }
     }
     let drive = &first["drive"];
-    assert!(number(drive, "record_bytes") > 0.0 && number(drive, "burst_records") > 0.0);
+    assert!(number(drive, "read_bytes") > 0.0 && number(drive, "burst_records") > 0.0);
     let tried = drive["tried"].as_array().unwrap();
     assert!(tried.len() == 16 || drive["direct_refused"] == true, "{drive}");
     // On a machine that is busy, the short time may be over before the first read of one of them.

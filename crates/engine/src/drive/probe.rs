@@ -26,6 +26,10 @@ const ROUNDS: u32 = 2;
 /// What a way has to be faster by, to be taken instead of the default.
 const MARGIN: f64 = 1.1;
 
+/// The least that one read takes. A profile is the drive's, for models of all sizes: reads of a small model's records say
+/// more about waking threads than about the drive.
+const MIN_READ_BYTES: u64 = 1 << 20;
+
 /// Whether the system forgets parts of its page cache when asked: else buffered reads may come from memory.
 const FORGETS: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
@@ -57,8 +61,8 @@ pub enum ProbeError {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct DriveProbe {
-    /// Bytes of one read: a record and its padding.
-    pub record_bytes: u64,
+    /// Bytes of one read: a record and its padding, or as many small ones as make a mebibyte, where there are so many.
+    pub read_bytes: u64,
     /// Records of a burst: those that a token needs of one layer.
     pub burst_records: usize,
     /// Whether the system refuses direct reads of these files.
@@ -79,7 +83,7 @@ pub fn probe_drive(path: &Path, time: Duration) -> Result<DriveProbe, ProbeError
     let depth = DEPTHS.into_iter().max().unwrap_or(1);
     let mut memories = Vec::new();
     for pages in Pages::ALL {
-        memories.push((pages, HostMemory { pages }.region(records.stride * depth)?));
+        memories.push((pages, HostMemory { pages }.region(records.read_bytes * depth)?));
     }
     let direct_refused = records.direct_refused();
     let modes = ReadMode::ALL.into_iter().filter(|&m| m == ReadMode::Buffered || !direct_refused);
@@ -108,7 +112,7 @@ pub fn probe_drive(path: &Path, time: Duration) -> Result<DriveProbe, ProbeError
     }
     let chosen = choose(&mut trials, |trial| take_turn(trial, ROUNDS * turn))?;
     Ok(DriveProbe {
-        record_bytes: records.stride as u64,
+        read_bytes: records.read_bytes as u64,
         burst_records: records.burst,
         direct_refused: direct_refused || records.direct_refused(),
         buffered_counts: FORGETS,
@@ -191,7 +195,7 @@ struct Records {
     /// By mode, as [`ReadMode::ALL`].
     files: [Vec<DataFile>; 2],
     direct: Arc<Reading>,
-    stride: usize,
+    read_bytes: usize,
     burst: usize,
     /// File and offset, in random order.
     order: Vec<(usize, u64)>,
@@ -222,13 +226,16 @@ impl Records {
         let open = |reading: &Arc<Reading>| -> Result<Vec<DataFile>, ContainerError> {
             paths.iter().map(|p| DataFile::open(p, reading).inspect(DataFile::expect_random_reads)).collect()
         };
+        let at_once = MIN_READ_BYTES.div_ceil(stride).min(experts as u64);
+        let read_bytes = at_once * stride;
+        let reads = experts as u64 / at_once;
         let mut order: Vec<_> =
-            (0..paths.len()).flat_map(|f| (0..experts as u64).map(move |e| (f, e * stride))).collect();
+            (0..paths.len()).flat_map(|f| (0..reads).map(move |i| (f, i * read_bytes))).collect();
         shuffle(&mut order);
         Ok(Self {
             files: [open(&readings[0])?, open(&readings[1])?],
             direct: Arc::clone(&readings[0]),
-            stride: stride as usize,
+            read_bytes: read_bytes as usize,
             burst: burst.max(1),
             order,
             next: AtomicUsize::new(0),
@@ -239,12 +246,12 @@ impl Records {
         self.direct.mode() == ReadMode::Buffered
     }
 
-    /// Reads one record in one way.
+    /// Reads one record, or some small ones, in one way.
     fn read_next(&self, mode: ReadMode, out: &mut [u8]) -> Result<(), ReadError> {
         let (file, offset) = self.order[self.next.fetch_add(1, Relaxed) % self.order.len()];
         let file = &self.files[usize::from(mode == ReadMode::Buffered)][file];
         if mode == ReadMode::Buffered {
-            file.forget_cached(offset, self.stride as u64);
+            file.forget_cached(offset, self.read_bytes as u64);
         }
         file.read(offset, out)
     }
@@ -268,7 +275,7 @@ impl Records {
         };
         let start = Instant::now();
         std::thread::scope(|s| {
-            for out in memory.chunks_mut(self.stride).take(way.depth) {
+            for out in memory.chunks_mut(self.read_bytes).take(way.depth) {
                 let turn = &turn;
                 s.spawn(move || {
                     loop {
@@ -291,7 +298,7 @@ impl Records {
         let seconds = start.elapsed().as_secs_f64();
         match turn.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(e) => Err(e),
-            None => Ok(Sum { bytes: (turn.read.into_inner() * self.stride) as u64, seconds }),
+            None => Ok(Sum { bytes: (turn.read.into_inner() * self.read_bytes) as u64, seconds }),
         }
     }
 }
@@ -379,7 +386,11 @@ mod tests {
             probe.trials.iter().all(|t| t.read_bytes_per_s > 0.0 && t.burst_bytes_per_s > 0.0),
             "{probe:?}"
         );
-        assert!(probe.chosen.burst_bytes_per_s > 0.0 && probe.record_bytes > 0 && probe.burst_records > 0);
+        assert!(
+            probe.chosen.burst_bytes_per_s > 0.0
+                && probe.read_bytes >= MIN_READ_BYTES
+                && probe.burst_records > 0
+        );
         let folder = tempfile::tempdir().unwrap();
         assert!(matches!(probe_drive(folder.path(), Duration::ZERO), Err(ProbeError::NotAContainer { .. })));
     }
