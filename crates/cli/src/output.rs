@@ -135,8 +135,8 @@ impl Drop for Bar {
 pub(crate) fn stats(engine: &Engine, answer: &Answer) {
     let store = engine.store_stats();
     note(&format!(
-        "{} prompt tokens ({} kept) at {:.1}/s, first token after {:.0} ms, {} generated at {:.1}/s, experts {} hits \
-         {} misses {} read, peak memory {}\n",
+        "{} prompt tokens ({} kept) at {:.1}/s, first token after {:.0} ms, {} generated at {:.1}/s\n\
+         experts: {} hits, {} late, {} misses, {} read ({} ahead in vain), {:.1} s waited; peak memory {} of {}\n",
         answer.prompt_tokens,
         answer.kept_tokens,
         answer.prefill_tokens_per_second(),
@@ -144,9 +144,13 @@ pub(crate) fn stats(engine: &Engine, answer: &Answer) {
         answer.tokens.len(),
         answer.decode_tokens_per_second(),
         store.hits,
+        store.late,
         store.misses,
         size(store.bytes_read),
+        size(store.wasted_bytes),
+        store.read_wait_ns as f64 / 1e9,
         peak_rss_bytes().map_or_else(|| "unknown".to_owned(), size),
+        size(engine.plan().total_bytes()),
     ));
 }
 

@@ -77,7 +77,8 @@ pub fn step(
         ..=MAX_DECODE_ROWS => Use::DECODE,
         _ => Use { weight: SWEEP_WEIGHT, sweep: true, in_order: true },
     };
-    let looks_ahead = !how.sweep && !store.holds_everything();
+    // While slots are free, neither way is as it will be.
+    let looks_ahead = !how.sweep && store.is_full() && !store.holds_everything();
     let ahead = looks_ahead && scratch.lookahead.begin();
     backend.embed(rows)?;
     for (layer, &kind) in config.layers.iter().enumerate() {

@@ -178,6 +178,11 @@ impl ExpertStore {
         self.plan.max_slots == self.table.len()
     }
 
+    /// Whether records have to give way by now.
+    pub fn is_full(&self) -> bool {
+        self.empty.is_empty() && self.entries.len() == self.plan.max_slots
+    }
+
     /// The end of a token, or of a prefill chunk: uses grow old by one.
     pub fn tick(&mut self) {
         self.token += 1;
