@@ -21,9 +21,11 @@ failed=0
 for seed in $seeds; do
   trace=$folder/skew-$seed.trace
   if [ ! -f "$trace" ]; then
-    "$target/release/spinetail" generate "$model" --precision fast --memory 5GiB --trace "$trace" \
+    rm -f "$trace.part"
+    "$target/release/spinetail" generate "$model" --precision fast --memory 5GiB --trace "$trace.part" \
       --prompt "Prompt $seed: the drive is read one record at a time, and what is used often is kept." \
       --max-tokens "$tokens" --temperature 1 --top-k 0 --top-p 1 --min-p 0 --seed "$seed" --json >/dev/null
+    mv "$trace.part" "$trace"
   fi
   printf '\nseed %s\n' "$seed"
   "$target/release/spinetail" replay "$trace" --slots 1GB,6GB

@@ -86,6 +86,8 @@ struct Cache {
 struct Costs {
     compute_seconds: Option<f64>,
     read_bytes_per_second: Option<f64>,
+    /// Where the rate is from, for people.
+    rate_source: &'static str,
 }
 
 pub(crate) fn run(a: &ReplayArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
@@ -118,6 +120,7 @@ pub(crate) fn run(a: &ReplayArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let costs = Costs {
         compute_seconds: a.compute_ms.map(|ms| ms / 1e3).or(stats.compute_seconds_per_token),
         read_bytes_per_second: a.read_rate.map(|r| r as f64).or(stats.read_bytes_per_second),
+        rate_source: if a.read_rate.is_some() { "" } else { " (bytes by time waited, as recorded)" },
     };
     let mut out = output::out();
     if a.json {
@@ -279,7 +282,11 @@ fn print(
     )?;
     let compute = costs.compute_seconds.map_or("unknown".to_owned(), |s| format!("{:.1} ms", 1e3 * s));
     let rate = costs.read_bytes_per_second.map_or("unknown".to_owned(), |r| format!("{}/s", size(r as u64)));
-    writeln!(out, "prediction   from {compute} of compute a token and reads at {rate}, not measured\n")?;
+    writeln!(
+        out,
+        "prediction   from {compute} of compute a token and reads at {rate}{}, not measured\n",
+        costs.rate_source
+    )?;
     writeln!(
         out,
         "{:>9} {:>9} {:>6}  {:16} {:>6} {:>11}  predicted tok/s",
