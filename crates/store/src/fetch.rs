@@ -136,6 +136,12 @@ impl Fetch<'_> {
             && let Some(i) = self.first_absent()
         {
             let record = self.store.record(self.ids[i])?;
+            // It may have come since: as a guess, or because its lease was given up and its slot was not needed.
+            if let Some(lease) = self.store.lease(self.ids[i], record) {
+                self.wanted[i] = Wanted::Leased(lease);
+                self.ready.push_back(i);
+                continue;
+            }
             if !self.store.demand(record, self.how)? {
                 break;
             }

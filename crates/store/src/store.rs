@@ -331,8 +331,17 @@ impl ExpertStore {
         }
     }
 
-    /// Begins to read a record that is needed, if there is a slot for it.
+    /// Begins to read a record that is needed and in no slot, unless it is being read already; whether there was a slot
+    /// for it.
     pub(crate) fn demand(&mut self, record: u32, how: Use) -> Result<bool, StoreError> {
+        let entry = self.table[record as usize];
+        if let Some(State::Loading { wanted, .. }) =
+            self.entries.get_mut(entry as usize).map(|e| &mut e.state)
+        {
+            *wanted = true;
+            self.readers.promote(entry);
+            return Ok(true);
+        }
         let Some(entry) = self.vacate(false)? else { return Ok(false) };
         let arrival = if how.sweep { Arrival::Sweep } else { Arrival::Demand };
         self.start(record, entry, arrival, true, Urgency::Demand)?;

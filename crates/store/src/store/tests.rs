@@ -353,3 +353,90 @@ fn what_is_worth_having_is_remembered() {
     fetch_all(&mut next, &[id(0, 3), id(1, 6)]).unwrap();
     assert_eq!(next.stats().misses, 0);
 }
+
+/// Whatever is asked for in whatever order, every lease holds its record, and nothing waits for ever.
+#[test]
+fn any_order_of_requests_gives_the_right_bytes() {
+    for seed in 0..12u64 {
+        let mut state = seed;
+        let mut random = move |n: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % n
+        };
+        let policies = [PolicyKind::Lru, PolicyKind::DecayedLfu, PolicyKind::Clock, PolicyKind::S3Fifo];
+        let options = StoreOptions {
+            readers: 1 + random(4) as usize,
+            policy: policies[random(4) as usize],
+            ..StoreOptions::new(random(20) as usize * SLOT, 3)
+        };
+        let faults = vec![Fault::Delay(Duration::from_micros(random(80))), Fault::Flaky(100)];
+        let mut store = faulty(faults, options);
+        let mut held: Vec<Lease> = Vec::new();
+        for _ in 0..250 {
+            let some = |random: &mut dyn FnMut(u64) -> u64| -> Vec<ExpertId> {
+                let (l, mask) = (random(3) as u16, random(256));
+                (0..8).filter(|e| mask >> e & 1 == 1).map(|e| id(l, e)).collect()
+            };
+            match random(8) {
+                0 => store.guess(&some(&mut random)).unwrap(),
+                1 => drop(store.warm(&some(&mut random)).unwrap()),
+                2 if random(4) == 0 => {
+                    held.clear();
+                    store.set_budget(random(24) as usize * SLOT);
+                }
+                _ => {
+                    let ids = some(&mut random);
+                    let how = Use { in_order: random(2) == 0, sweep: random(3) == 0, weight: 1.0 };
+                    let mut fetch = store.fetch(&ids, how).unwrap();
+                    if random(3) == 0 {
+                        fetch.guess(&some(&mut random)).unwrap();
+                    }
+                    let mut seen = Vec::new();
+                    // Now and then the rest is not wanted any more.
+                    let most = if random(10) == 0 { random(4) as usize } else { usize::MAX };
+                    while seen.len() < most {
+                        let Some((i, lease)) = fetch.next().unwrap() else { break };
+                        assert!(lease.bytes().iter().all(|&b| b == byte(ids[i])), "{lease:?}");
+                        seen.push(i);
+                        if random(12) == 0 {
+                            held.push(lease);
+                        }
+                    }
+                    drop(fetch);
+                    assert!(most < usize::MAX || seen.len() == ids.len());
+                    assert!(!how.in_order || seen.is_sorted());
+                    held.truncate(3);
+                    store.tick();
+                }
+            }
+            for lease in &held {
+                assert!(
+                    lease.bytes().iter().all(|&b| b == byte(lease.id())),
+                    "{lease:?} changed under its holder"
+                );
+            }
+        }
+    }
+}
+
+/// A source that panics ends no more than the read.
+#[test]
+fn a_reader_that_panics_is_an_error() {
+    struct Panics(Arc<TestSource>);
+    impl RecordSource for Panics {
+        fn record_layout(&self, layer: u16) -> Option<&RecordLayout> {
+            self.0.record_layout(layer)
+        }
+        fn expert_count(&self) -> usize {
+            8
+        }
+        fn read_record(&self, id: ExpertId, out: &mut [u8]) -> Result<(), ReadError> {
+            assert!(id.expert != 5, "on purpose");
+            self.0.read_record(id, out)
+        }
+    }
+    let mut store = store_with(Arc::new(Panics(source())), plain(4));
+    let error = fetch_all(&mut store, &[id(0, 5)]).unwrap_err().to_string();
+    assert!(error.contains("its reader panicked"), "{error}");
+    fetch_all(&mut store, &[id(0, 1), id(0, 2)]).unwrap();
+}
