@@ -40,3 +40,21 @@ fn a_fill_past_the_model_is_refused() {
     let said = run(spinetail(["bench", "pip"]).args(["--context-fill", "4000000000"])).refused(1);
     assert!(said.contains("a context of 4000000"), "{said}");
 }
+
+/// The budget is the whole process's: the kernel's own peak stays below it, with a prompt that fills most of the context.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_peak_stays_within_the_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = folder.path().join("prompt");
+    std::fs::write(&prompt, "The capital of Spain is Madrid. The opposite of hot is cold. ".repeat(220))
+        .unwrap();
+    for (mib, more) in
+        [(32, "--threads=1"), (40, "--lookahead=on"), (44, "--reads=buffered"), (100, "--readers=16")]
+    {
+        let mut command = spinetail(["generate", "pip", "--max-tokens", "20", "--json", "--prompt-file"]);
+        let object = run(command.arg(&prompt).args([&format!("--memory={mib}MiB"), more])).json();
+        let peak = object["peak_rss_bytes"].as_u64().unwrap();
+        assert!(peak <= mib << 20, "{mib} MiB: {:.1} MiB, {object}", peak as f64 / f64::from(1 << 20));
+    }
+}
