@@ -154,6 +154,11 @@ pub(crate) fn stats(engine: &Engine, answer: &Answer) {
     ));
 }
 
+/// Makes the kernel begin anew with [`peak_rss_bytes`], where it can: what was measured before the model is not the model's.
+pub(crate) fn forget_peak_rss() {
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
 /// The kernel's own figure for the most memory this process has had resident; `None` where the system has no such file.
 pub(crate) fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;

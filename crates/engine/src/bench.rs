@@ -55,10 +55,7 @@ impl TokenBytes {
     }
 
     pub(crate) fn at(self, c: &ModelConfig, precision: Precision, context: u32) -> Self {
-        let element = match precision {
-            Precision::Fast => 2,
-            _ => 4,
-        };
+        let element = precision.kv_element_bytes() as u64;
         Self { kv: c.kv_elements_per_token() as u64 * element * u64::from(context), ..self }
     }
 }

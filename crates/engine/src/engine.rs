@@ -205,9 +205,9 @@ impl Engine {
     /// Changes the budget while the model runs: between steps, memory of experts goes back to the system, or more of them
     /// are kept from now on. What the model computes stays the same.
     pub fn set_memory_budget(&self, memory_bytes: u64) -> Result<(), EngineError> {
-        let plan = self.plan().with_budget(memory_bytes)?;
         // The lock is had between steps.
         let mut compute = self.compute();
+        let plan = self.plan().with_budget(memory_bytes)?;
         compute.store.set_budget(plan.slots_bytes as usize);
         if plan.chunk_rows < self.plan().chunk_rows {
             compute.backend.trim();

@@ -97,7 +97,7 @@ pub enum EngineError {
 fn budget_message(budget: u64, minimum: u64, p: &MemoryPlan) -> String {
     let mib = |b: u64| b.div_ceil(1 << 20);
     format!(
-        "a memory budget of {} MiB is too small for this model: it needs at least {} MiB (dense weights {}, KV cache {}, \
+        "a memory budget of {} MiB is too small for this model: it needs at least {} MiB (dense weights {} MiB, KV cache {}, \
          states {}, scratch {}, process {}, one token's experts {}); raise the memory budget or lower the context",
         mib(budget),
         mib(minimum),

@@ -48,11 +48,11 @@ impl HotList {
         use std::io::Read;
         let file = std::fs::File::open(&self.file)?;
         let most = MAGIC.len() + 8 + 4 + 4 * MAX_RECORDS + 8;
-        // One more than the most, so that a longer one is seen to be.
         if !file.metadata()?.is_file() {
             return Ok(None);
         }
         let mut bytes = Vec::new();
+        // One more than the most, so that a longer one is seen to be.
         file.take(most as u64 + 1).read_to_end(&mut bytes)?;
         Ok(self.parse(&bytes))
     }

@@ -10,7 +10,8 @@ use std::time::Duration;
 use spinetail_checkpoint::{OpenOptions, open_model_with};
 use spinetail_core::ModelSource;
 use spinetail_engine::{
-    Engine, EngineError, EngineOptions, ExpertOptions, LookaheadMode, Pages, PolicyKind, Precision, ReadMode,
+    Engine, EngineError, EngineOptions, ExpertOptions, Isa, LookaheadMode, Pages, PolicyKind, Precision,
+    ReadMode,
 };
 use spinetail_store::{Fault, FaultySource};
 
@@ -102,6 +103,19 @@ fn no_way_of_reading_or_keeping_experts_changes_a_byte() {
                 // With the fewest slots none is free for a guess.
                 assert!(name != "lookahead" || budget == minimum || stats.guesses > 0, "{stats:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn no_instruction_set_changes_a_byte() {
+    for precision in [Precision::Exact, Precision::Fast] {
+        let options = EngineOptions { precision, context: 512, ..EngineOptions::default() };
+        let open =
+            |isa| Engine::open(&pip(), &EngineOptions { isa, ..options.clone() }, &mut |_, _| {}).unwrap();
+        let expected = answer(&open(None), &mut |_| {});
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            assert!(same(&answer(&open(Some(isa)), &mut |_| {}), &expected), "{precision:?} {isa}");
         }
     }
 }

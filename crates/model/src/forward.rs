@@ -106,7 +106,7 @@ fn run_layer(
         LayerKind::Attention => backend.attention(layer)?,
         LayerKind::Delta => backend.delta_net(layer)?,
     }
-    // The one place where the host has to wait for the backend: which records are needed is known only now.
+    // Here the host has to wait for the backend: which records are needed is known only now.
     backend.route(layer, &mut scratch.routing)?;
     scratch.group(layer);
     if let Some(trace) = &mut scratch.trace {

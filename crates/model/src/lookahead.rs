@@ -21,7 +21,7 @@ pub enum LookaheadMode {
     /// Where it is measured to pay.
     #[default]
     Auto,
-    /// Always.
+    /// Whenever single tokens are decoded and not every expert is in memory.
     On,
     /// Never.
     Off,

@@ -11,8 +11,7 @@ pub enum StoreError {
     Read {
         /// The record.
         id: ExpertId,
-        /// Why.
-        #[source]
+        /// Why; part of the message, and so no source.
         error: ReadError,
     },
     /// Slot memory could not be had.

@@ -219,6 +219,7 @@ fn read(source: &dyn RecordSource, job: &mut Job) -> (Result<(), ReadError>, u32
         if !again {
             return (Err(error), retries);
         }
+        tracing::warn!("{id}: {error}; reading it again");
         std::thread::sleep(FIRST_PAUSE * 8u32.pow(retries));
         retries += 1;
     }

@@ -28,6 +28,8 @@ pub struct StoreStats {
     pub wasted_bytes: u64,
     /// Reads that failed and were tried again.
     pub retries: u64,
+    /// Reads that failed for good, of guesses as well.
+    pub failures: u64,
 }
 
 impl StoreStats {
@@ -57,6 +59,7 @@ impl StoreStats {
             guesses_used: self.guesses_used - before.guesses_used,
             wasted_bytes: self.wasted_bytes - before.wasted_bytes,
             retries: self.retries - before.retries,
+            failures: self.failures - before.failures,
         }
     }
 }

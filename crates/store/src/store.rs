@@ -30,8 +30,8 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
-    /// Reads on their way at once unless something else is known of the drive: twice as many bring little more on any
-    /// that was measured, and half as many lose a third.
+    /// Reads on their way at once unless something else is known of the drive: enough for every drive that was measured,
+    /// though some want fewer (docs/performance.md).
     pub const DEFAULT_READERS: usize = 8;
     /// See the tables of replayed traces in docs/performance.md.
     pub const DEFAULT_HALF_LIFE_TOKENS: f64 = 64.0;
@@ -110,6 +110,8 @@ pub struct ExpertStore {
     guesses_in_flight: usize,
     /// Buffers of reads that found no slot: they are dropped with their lease.
     passing: Vec<(u32, Arc<Slot>)>,
+    /// Records that the fetch at hand reads past the cache.
+    passing_wanted: Vec<u32>,
     /// Of a read that somebody waits for and that was taken in by the way.
     failed: Option<StoreError>,
     pub(crate) stats: StoreStats,
@@ -145,6 +147,7 @@ impl ExpertStore {
             in_flight: 0,
             guesses_in_flight: 0,
             passing: Vec::new(),
+            passing_wanted: Vec::new(),
             failed: None,
             stats: StoreStats::default(),
             readers: Readers::new(Arc::clone(&source), options.readers),
@@ -260,7 +263,7 @@ impl ExpertStore {
             self.warm(batch)?;
             while self.in_flight > 0 {
                 let done = self.readers.wait();
-                if let Some(error) = self.settle(done) {
+                if let Some((_, error)) = self.settle(done) {
                     return Err(error);
                 }
                 read += 1;
@@ -353,6 +356,7 @@ impl ExpertStore {
         let slab = self.memory.allocate(self.plan.bytes(1))?;
         let slot = Slot::cut(slab, self.plan.slot_bytes).pop();
         let slot = Arc::new(slot.expect("a slab for one slot has one"));
+        self.passing_wanted.push(record);
         self.submit(Job { id: self.id(record), entry: PASSING, slot }, Urgency::Demand)
     }
 
@@ -430,14 +434,15 @@ impl ExpertStore {
     /// Forgets what is left of a fetch that is over: reads that went past the cache, and errors.
     pub(crate) fn clear(&mut self) {
         self.passing.clear();
+        self.passing_wanted.clear();
         self.failed = None;
     }
 
     /// Takes in what has been read meanwhile. Errors of guesses come again if the record is needed.
     pub(crate) fn settle_all(&mut self) {
         while let Some(done) = self.readers.poll() {
-            let error = self.settle(done);
-            self.failed = self.failed.take().or(error);
+            let error = self.settle(done).filter(|(wanted, _)| *wanted);
+            self.failed = self.failed.take().or(error.map(|(_, error)| error));
         }
     }
 
@@ -451,15 +456,15 @@ impl ExpertStore {
         let start = std::time::Instant::now();
         let done = self.readers.wait();
         self.stats.read_wait_ns += start.elapsed().as_nanos() as u64;
-        self.settle(done)
+        self.settle(done).filter(|(wanted, _)| *wanted).map(|(_, error)| error)
     }
 
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Takes in one read. Returns the error of one that somebody waits for.
-    fn settle(&mut self, done: Done) -> Option<StoreError> {
+    /// Takes in one read. Returns its error, and whether somebody waits for the record.
+    fn settle(&mut self, done: Done) -> Option<(bool, StoreError)> {
         self.in_flight -= 1;
         let Done { job, result, ns, retries } = done;
         self.stats.retries += u64::from(retries);
@@ -467,11 +472,15 @@ impl ExpertStore {
         let id = job.id;
         let wanted = match self.entries.get(job.entry as usize).map(|e| e.state) {
             Some(State::Loading { wanted, .. }) => wanted,
-            _ => true,
+            _ => self.record(id).is_ok_and(|record| self.passing_wanted.contains(&record)),
         };
         if let Err(error) = result {
+            self.stats.failures += 1;
             self.forget(job);
-            return wanted.then_some(StoreError::Read { id, error });
+            if !wanted {
+                tracing::debug!("{id} could not be read ahead: {error}");
+            }
+            return Some((wanted, StoreError::Read { id, error }));
         }
         self.stats.reads += 1;
         self.stats.bytes_read += self.source.record_layout(id.layer).map_or(0, |l| l.bytes);

@@ -53,9 +53,12 @@ pub(crate) fn run(a: &BenchArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
         asked.options.context = needed_context(a)?;
         asked.context_may_shrink = false;
     }
+    // Random tokens are no lesson, and what was learned is not to be measured.
+    asked.options.experts.state_dir = None;
     let path = models::find(&a.model, &mut settings)?;
     // Before the model is there: it takes memory, and the peak is to be the model's.
     let rates = MachineRates::measure(asked.options.threads, asked.options.isa).all;
+    output::forget_peak_rss();
     let engine = super::open(&path, &asked, &mut settings)?;
     settings.print();
     if a.preload {
@@ -196,6 +199,8 @@ fn object(
             "expert_bytes_wasted": m.store.wasted_bytes,
             "read_wait_ns": m.store.read_wait_ns,
             "reading_ns": m.store.reading_ns,
+            "read_retries": m.store.retries,
+            "read_failures": m.store.failures,
         })
     };
     serde_json::json!({

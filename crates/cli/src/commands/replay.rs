@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow, bail};
 use clap::builder::ValueHint;
 use serde_json::{Value, json};
-use spinetail_engine::{EngineOptions, inspect};
+use spinetail_engine::{EngineOptions, MemoryPlan, inspect};
 use spinetail_store::policy::{DecayedLfu, PolicyKind};
 use spinetail_store::replay::{Outcome, ReplayOptions, TraceStats, replay};
 use spinetail_store::trace::{Trace, TraceHeader, model_id};
@@ -176,7 +176,11 @@ fn caches(a: &ReplayArgs, globals: &GlobalArgs, header: &TraceHeader) -> anyhow:
         return Ok(sizes.iter().map(|&bytes| cache(None, bytes)).collect());
     }
     let fixed = match &a.model {
-        Some(model) => fixed_bytes(a, model, globals, header)?,
+        Some(model) => {
+            let plan = plan(a, model, globals, header)?;
+            let of = |&memory: &u64| Ok(cache(Some(memory), plan.with_budget(memory)?.slots_bytes));
+            return a.memory.iter().map(of).collect();
+        }
         None if header.fixed_bytes == 0 => {
             bail!(
                 "this trace does not say what its model takes besides slots; give --model, or --slots instead of --memory"
@@ -195,13 +199,13 @@ fn caches(a: &ReplayArgs, globals: &GlobalArgs, header: &TraceHeader) -> anyhow:
     a.memory.iter().map(of).collect()
 }
 
-/// What the model of `--model` takes besides slots.
-fn fixed_bytes(
+/// How the model of `--model` divides its memory.
+fn plan(
     a: &ReplayArgs,
     model: &std::path::Path,
     globals: &GlobalArgs,
     header: &TraceHeader,
-) -> anyhow::Result<u64> {
+) -> anyhow::Result<MemoryPlan> {
     let mut settings = Settings::load(globals)?;
     let path = models::find(model, &mut settings)?;
     let context = settings.pick_or(&CONTEXT, a.context, EngineOptions::default().context)?;
@@ -219,7 +223,7 @@ fn fixed_bytes(
     if header.model_id != 0 && header.model_id != model_id(&name) {
         output::note(&format!("note: the trace was recorded of a model that was not called {name}\n"));
     }
-    Ok(summary.plan.least_fixed_bytes())
+    Ok(summary.plan)
 }
 
 struct Row<'c> {
