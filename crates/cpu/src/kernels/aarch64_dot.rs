@@ -9,7 +9,8 @@ use std::arch::asm;
 
 use super::Isa;
 use super::aarch64_neon::{self, DotNeon, Products};
-use super::table::{Table, fast, integer};
+use super::aarch64_panels::{PanelNeon, Steps};
+use super::table::{Table, fast, integer, panels};
 use super::vector::Dot;
 
 /// `sum + signed · signed`
@@ -34,6 +35,30 @@ unsafe fn usdot(mut sum: int32x4_t, a: uint8x16_t, b: int8x16_t) -> int32x4_t {
     sum
 }
 
+/// As [`sdot`], with the four activations of step `STEP` for every lane.
+///
+/// # Safety
+/// The processor has `dotprod`.
+#[inline(always)]
+unsafe fn sdot_by<const STEP: i32>(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    asm!(".arch_extension dotprod", "sdot {s:v}.4s, {a:v}.16b, {b:v}.4b[{i}]",
+        s = inlateout(vreg) sum, a = in(vreg) a, b = in(vreg) b, i = const STEP,
+        options(pure, nomem, nostack, preserves_flags));
+    sum
+}
+
+/// As [`usdot`], with the four activations of step `STEP` for every lane.
+///
+/// # Safety
+/// The processor has `i8mm`.
+#[inline(always)]
+unsafe fn usdot_by<const STEP: i32>(mut sum: int32x4_t, a: uint8x16_t, b: int8x16_t) -> int32x4_t {
+    asm!(".arch_extension i8mm", "usdot {s:v}.4s, {a:v}.16b, {b:v}.4b[{i}]",
+        s = inlateout(vreg) sum, a = in(vreg) a, b = in(vreg) b, i = const STEP,
+        options(pure, nomem, nostack, preserves_flags));
+    sum
+}
+
 /// Products by `sdot`.
 struct Dotprod;
 
@@ -50,6 +75,15 @@ impl Products for Dotprod {
     }
 }
 
+impl Steps for Dotprod {
+    const SIGNED: bool = true;
+
+    #[inline(always)]
+    unsafe fn step<const STEP: i32>(sum: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
+        sdot_by::<STEP>(sum, vreinterpretq_s8_u8(codes), x)
+    }
+}
+
 /// Products by `usdot`. `smmla` would halve the instructions of a batch, whose time goes to unpacking.
 struct I8mm;
 
@@ -60,11 +94,21 @@ impl Products for I8mm {
     }
 }
 
+impl Steps for I8mm {
+    const SIGNED: bool = false;
+
+    #[inline(always)]
+    unsafe fn step<const STEP: i32>(sum: int32x4_t, codes: uint8x16_t, x: int8x16_t) -> int32x4_t {
+        usdot_by::<STEP>(sum, codes, x)
+    }
+}
+
 /// The kernels of NEON with `dotprod`.
 pub(super) const DOTPROD: Table = Table {
     isa: Isa::NeonDotprod,
     orders: &DotNeon::<Dotprod>::ORDERS,
     fast: fast!("neon,dotprod", DotNeon<Dotprod>),
+    panels: panels!("neon,dotprod", PanelNeon<Dotprod>, 4, 2, {narrow: 6, wide: 8}, [narrow, narrow, narrow, narrow, narrow, wide]),
     integer: integer!("neon,dotprod", DotNeon<Dotprod>),
     ..aarch64_neon::TABLE
 };
@@ -74,6 +118,7 @@ pub(super) const I8MM: Table = Table {
     isa: Isa::NeonI8mm,
     orders: &DotNeon::<I8mm>::ORDERS,
     fast: fast!("neon,dotprod,i8mm", DotNeon<I8mm>),
+    panels: panels!("neon,dotprod,i8mm", PanelNeon<I8mm>, 4, 2, {all: 8}, [all; 6]),
     integer: integer!("neon,dotprod,i8mm", DotNeon<I8mm>),
     ..aarch64_neon::TABLE
 };

@@ -14,7 +14,7 @@ use super::vector::{Dot, Eight, Vector};
 
 /// Sixteen f32 in four registers.
 #[derive(Clone, Copy)]
-pub(super) struct Quads([float32x4_t; 4]);
+pub(super) struct Quads(pub(super) [float32x4_t; 4]);
 
 /// Applies an operation of four lanes to all quarters.
 macro_rules! quads {
@@ -322,7 +322,7 @@ impl<P: Products> Dot for DotNeon<P> {
 /// # Safety
 /// As [`Dot::block`].
 #[inline(always)]
-unsafe fn bytes<const BITS: usize>(codes: *const u8) -> [uint8x16_t; 4] {
+pub(super) unsafe fn bytes<const BITS: usize>(codes: *const u8) -> [uint8x16_t; 4] {
     let mask = vdupq_n_u8((0xff >> (8 - BITS)) as u8);
     match BITS {
         2 => {

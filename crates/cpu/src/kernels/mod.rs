@@ -13,6 +13,8 @@
 mod aarch64_dot;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 mod aarch64_neon;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod aarch64_panels;
 mod activations;
 mod attention;
 mod bits;
