@@ -10,7 +10,7 @@ use std::arch::asm;
 use super::Isa;
 use super::aarch64_neon::{self, DotNeon, Products};
 use super::aarch64_panels::{PanelNeon, Steps};
-use super::table::{Table, fast, integer, panels};
+use super::table::{Table, fast, panel_integer, panels};
 use super::vector::Dot;
 
 /// `sum + signed · signed`
@@ -109,7 +109,7 @@ pub(super) const DOTPROD: Table = Table {
     orders: &DotNeon::<Dotprod>::ORDERS,
     fast: fast!("neon,dotprod", DotNeon<Dotprod>),
     panels: panels!("neon,dotprod", PanelNeon<Dotprod>, 4, 2, {narrow: 6, wide: 8}, [narrow, narrow, narrow, narrow, narrow, wide]),
-    integer: integer!("neon,dotprod", DotNeon<Dotprod>),
+    integer: panel_integer!("neon,dotprod", PanelNeon<Dotprod>, 4),
     ..aarch64_neon::TABLE
 };
 
@@ -119,6 +119,6 @@ pub(super) const I8MM: Table = Table {
     orders: &DotNeon::<I8mm>::ORDERS,
     fast: fast!("neon,dotprod,i8mm", DotNeon<I8mm>),
     panels: panels!("neon,dotprod,i8mm", PanelNeon<I8mm>, 4, 2, {all: 8}, [all; 6]),
-    integer: integer!("neon,dotprod,i8mm", DotNeon<I8mm>),
+    integer: panel_integer!("neon,dotprod,i8mm", PanelNeon<I8mm>, 4),
     ..aarch64_neon::TABLE
 };

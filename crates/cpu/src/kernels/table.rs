@@ -150,7 +150,8 @@ macro_rules! fast {
 }
 pub(super) use fast;
 
-/// The entry point of [`Integer`].
+/// The entry point of [`Integer`] where there are no panels.
+#[cfg(target_arch = "aarch64")]
 macro_rules! integer {
     ($features:literal, $dot:ty) => {{
         use crate::kernels::generic::integer::{Operands, products};
@@ -161,7 +162,23 @@ macro_rules! integer {
         integer
     }};
 }
+#[cfg(target_arch = "aarch64")]
 pub(super) use integer;
+
+/// The entry point of [`Integer`] where there are panels, which take `$many` inputs at a time.
+macro_rules! panel_integer {
+    ($features:literal, $panel:ty, $many:literal) => {{
+        use crate::kernels::generic::integer::{Operands, panel_products};
+        use crate::kernels::table::{Integer, entries};
+
+        entries! { $features;
+            integer = panel_products::<$panel, $many>, (operands: &Operands, repeats: usize) -> f32;
+        }
+        let integer: Integer = integer;
+        integer
+    }};
+}
+pub(super) use panel_integer;
 
 /// The [`Panels`] of an instruction set, by width, that take `$many` inputs at a time, or `$few`: the products that
 /// there are, each made for codes of so many bits, and which of them each width takes.

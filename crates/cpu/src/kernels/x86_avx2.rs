@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::activations::Order;
 use super::bits::{places, shifts};
-use super::table::{Table, fast, integer, panels, table};
+use super::table::{Table, fast, panel_integer, panels, table};
 use super::vector::{Dot, Eight, Vector};
 use super::x86_panels::Panel256;
 
@@ -383,6 +383,6 @@ pub(super) const TABLE: Table = table!(
     F32x16,
     &Dot256::ORDERS,
     fast!("avx2,fma,f16c", Dot256),
-    integer!("avx2,fma,f16c", Dot256),
+    panel_integer!("avx2,fma,f16c", Panel256, 4),
     panels!("avx2,fma,f16c", Panel256, 4, 2, {m4: 4, m5: 5, m6: 6, m8: 8}, [m4, m4, m4, m5, m6, m8])
 );

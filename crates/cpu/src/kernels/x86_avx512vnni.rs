@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
-use super::table::{Table, fast, integer, panels};
+use super::table::{Table, fast, panel_integer, panels};
 use super::vector::{Dot, Panel};
 use super::x86_avx512::{self, Wide};
 
@@ -172,7 +172,11 @@ pub(super) const TABLE: Table = Table {
     isa: super::Isa::Avx512Vnni,
     orders: &Dot512::ORDERS,
     fast: fast!("avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", Dot512),
-    integer: integer!("avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", Dot512),
+    integer: panel_integer!(
+        "avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
+        Dot512,
+        8
+    ),
     panels: panels!(
         "avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
         Dot512,

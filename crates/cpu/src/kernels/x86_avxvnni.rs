@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::Order;
-use super::table::{Table, fast, integer, panels};
+use super::table::{Table, fast, panel_integer, panels};
 use super::vector::{Dot, Panel};
 use super::x86_avx2::{self, Dot256, F32x16, ORDER_2, ORDER_4, load_pair, planes, windows};
 use super::x86_panels::{Panel256, floats, four, step_codes};
@@ -110,6 +110,6 @@ pub(super) const TABLE: Table = Table {
     orders: &DotVnni::ORDERS,
     fast: fast!("avxvnni,avx2,fma,f16c", DotVnni),
     panels: panels!("avxvnni,avx2,fma,f16c", DotVnni, 4, 2, {all: 8}, [all; 6]),
-    integer: integer!("avxvnni,avx2,fma,f16c", DotVnni),
+    integer: panel_integer!("avxvnni,avx2,fma,f16c", DotVnni, 4),
     ..x86_avx2::TABLE
 };

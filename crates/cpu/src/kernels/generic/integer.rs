@@ -3,68 +3,109 @@
 use std::hint::black_box;
 
 use crate::kernels::activations::{BLOCK, Line};
+#[cfg(target_arch = "aarch64")]
 use crate::kernels::vector::{Dot, Eight};
+use crate::kernels::vector::{LANES, Panel, Vector};
 
-/// Inputs that share a block's codes: as many as a product of a batch takes together.
-const INPUTS: usize = 4;
+/// Inputs: as many as any panel meets together.
+const INPUTS: usize = 8;
 
-/// Blocks of 64 products each: a row of 2048 columns, which stays in the first cache with its inputs.
-const BLOCKS: usize = 32;
+/// Inputs that a row's codes meet together.
+#[cfg(target_arch = "aarch64")]
+const ROW_INPUTS: usize = 4;
+
+/// Columns of sixteen rows: unpacked codes and inputs stay in the first cache.
+const COLUMNS: usize = 1024;
 
 /// Products that one repeat computes and adds up.
-pub(in crate::kernels) const PRODUCTS: usize = BLOCKS * BLOCK * INPUTS;
+pub(in crate::kernels) const PRODUCTS: usize = LANES * COLUMNS * INPUTS;
 
-/// A row of 4-bit codes and its inputs.
+/// Codes and inputs: only the time counts, so that each kernel takes them for what it wants.
 pub(in crate::kernels) struct Operands {
-    codes: [Line; BLOCKS / 2],
-    inputs: [[Line; BLOCKS]; INPUTS],
+    /// A panel of codes below 16, a byte each.
+    codes: [Line; LANES * COLUMNS / BLOCK],
+    inputs: [[Line; COLUMNS / BLOCK]; INPUTS],
 }
 
 impl Operands {
-    /// Numbers of ordinary size, in no order that a kernel wants: only the time counts.
+    /// Numbers of ordinary size.
     pub(in crate::kernels) fn new() -> Self {
-        let line = |seed: usize| Line(std::array::from_fn(|i| ((seed * 64 + i) * 7919 % 251) as u8));
+        let line = |seed: usize, most: u8| {
+            Line(std::array::from_fn(|i| ((seed * 64 + i) * 7919 % 251) as u8 & most))
+        };
         Self {
-            codes: std::array::from_fn(line),
-            inputs: std::array::from_fn(|n| std::array::from_fn(|i| line(n * BLOCKS + i))),
+            codes: std::array::from_fn(|i| line(i, 15)),
+            inputs: std::array::from_fn(|n| std::array::from_fn(|i| line(n * COLUMNS / BLOCK + i, 255))),
         }
     }
 
     /// Every code with an activation of every input.
     pub(in crate::kernels) fn pairs(&self) -> impl Iterator<Item = (u8, i8)> {
         self.inputs.iter().flat_map(|input| {
-            let codes = self.codes.iter().flat_map(|l| l.0).flat_map(|b| [b & 15, b >> 4]);
-            codes.zip(input.iter().flat_map(|l| l.0)).map(|(code, x)| (code, x as i8))
+            let codes = self.codes.iter().flat_map(|l| l.0);
+            codes.zip(input.iter().flat_map(|l| l.0).cycle()).map(|(code, x)| (code, x as i8))
         })
     }
 }
 
-/// The products of `operands`, `repeats` times, added up in integers that may wrap.
+/// The products of `operands` by a panel, `repeats` times, added up. Takes `N` inputs at a time.
+///
+/// # Safety
+/// The processor has the instruction set of `P`.
+#[inline(always)]
+pub(in crate::kernels) unsafe fn panel_products<P: Panel, const N: usize>(
+    operands: &Operands,
+    repeats: usize,
+) -> f32 {
+    // SAFETY: as the caller promises; the panel and each input have the columns.
+    unsafe {
+        let mut sum = P::Floats::splat(0.0);
+        for _ in 0..repeats {
+            // Else the compiler might see that all repeats are the same.
+            let operands = black_box(operands);
+            for inputs in operands.inputs.as_chunks::<N>().0 {
+                let mut x = [std::ptr::null(); N];
+                for n in 0..N {
+                    x[n] = inputs[n].as_ptr().cast();
+                }
+                for dots in P::dots::<4, N>(operands.codes.as_ptr().cast(), COLUMNS / (BLOCK / 2), x) {
+                    sum = sum.add(dots);
+                }
+            }
+        }
+        sum.sum()
+    }
+}
+
+/// As [`panel_products`], by rows of packed codes, added up in integers that may wrap: for instruction sets without
+/// panels.
 ///
 /// # Safety
 /// The processor has the instruction set of `D`, which takes 4-bit codes with activations in bytes.
+#[cfg(target_arch = "aarch64")]
 #[inline(always)]
 pub(in crate::kernels) unsafe fn products<D: Dot>(operands: &Operands, repeats: usize) -> f32 {
     // SAFETY: as the caller promises; blocks of codes have 32 bytes and inputs 64, aligned.
     unsafe {
-        let mut sums: Option<[D::Partial; INPUTS]> = None;
+        let mut sums: Option<[D::Partial; ROW_INPUTS]> = None;
         for _ in 0..repeats {
-            // Else the compiler might see that all repeats are the same.
+            // As above.
             let operands = black_box(operands);
             let codes = operands.codes.as_ptr().cast::<u8>();
-            for block in 0..BLOCKS {
-                let mut lines = [std::ptr::null(); INPUTS];
-                for n in 0..INPUTS {
-                    lines[n] = operands.inputs[n].as_ptr().add(block).cast();
-                }
-                let found = D::block::<4, INPUTS>(codes.add(block * BLOCK / 2), lines);
-                let mut next = found;
-                if let Some(sums) = sums {
-                    for n in 0..INPUTS {
-                        next[n] = D::add(sums[n], found[n]);
+            for at in 0..LANES * COLUMNS / BLOCK {
+                for inputs in operands.inputs.as_chunks::<ROW_INPUTS>().0 {
+                    let mut lines = [std::ptr::null(); ROW_INPUTS];
+                    for n in 0..ROW_INPUTS {
+                        lines[n] = inputs[n].as_ptr().add(at % (COLUMNS / BLOCK)).cast();
                     }
+                    let mut next = D::block::<4, ROW_INPUTS>(codes.add(at * BLOCK / 2), lines);
+                    if let Some(sums) = sums {
+                        for n in 0..ROW_INPUTS {
+                            next[n] = D::add(sums[n], next[n]);
+                        }
+                    }
+                    sums = Some(next);
                 }
-                sums = Some(next);
             }
         }
         let Some([a, b, c, d]) = sums else { return 0.0 };
