@@ -16,7 +16,6 @@ mod fetch;
 pub mod policy;
 mod readers;
 pub mod replay;
-mod ring;
 mod slabs;
 mod slot;
 mod stats;

@@ -9,8 +9,6 @@ mod placed;
 #[cfg(test)]
 mod reading;
 #[cfg(test)]
-mod ring;
-#[cfg(test)]
 mod round_trip;
 #[cfg(test)]
 mod v1;
