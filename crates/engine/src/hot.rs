@@ -46,11 +46,12 @@ impl HotList {
 
     fn read(&self) -> io::Result<Option<Vec<ExpertId>>> {
         use std::io::Read;
-        let file = std::fs::File::open(&self.file)?;
-        let most = MAGIC.len() + 8 + 4 + 4 * MAX_RECORDS + 8;
-        if !file.metadata()?.is_file() {
+        // Before it is opened: opening a pipe waits for whoever writes to it.
+        if !std::fs::metadata(&self.file)?.is_file() {
             return Ok(None);
         }
+        let file = std::fs::File::open(&self.file)?;
+        let most = MAGIC.len() + 8 + 4 + 4 * MAX_RECORDS + 8;
         let mut bytes = Vec::new();
         // One more than the most, so that a longer one is seen to be.
         file.take(most as u64 + 1).read_to_end(&mut bytes)?;
