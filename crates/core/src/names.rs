@@ -27,6 +27,13 @@ pub struct DenseSpec {
     pub role: Role,
 }
 
+impl DenseSpec {
+    /// Whether the tensor belongs to the prediction heads, which stay on the drive until something drafts with them.
+    pub fn is_prediction_head(&self) -> bool {
+        self.name.starts_with("mtp.")
+    }
+}
+
 /// Prefix of the tensors of the transformer layer of prediction head `i`.
 pub fn mtp_prefix(i: usize) -> String {
     format!("mtp.layers.{i}")

@@ -42,7 +42,7 @@ impl TokenBytes {
         let c = source.config();
         let dense = dense_specs(c)
             .iter()
-            .filter(|s| !s.name.starts_with("mtp."))
+            .filter(|s| !s.is_prediction_head())
             .filter_map(|asked| {
                 let spec = source.dense_spec(&asked.name)?;
                 let one_row = asked.name == "embed_tokens" && !c.tied_embeddings;

@@ -53,7 +53,7 @@ pub fn inspect(
     let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
     let mut formats: BTreeMap<String, u64> = BTreeMap::new();
     let (mut dense, mut active) = (0, 0);
-    for asked in dense_specs(&c).iter().filter(|s| !s.name.starts_with("mtp.")) {
+    for asked in dense_specs(&c).iter().filter(|s| !s.is_prediction_head()) {
         let Some(spec) = source.dense_spec(&asked.name) else { continue };
         *formats.entry(spec.format.to_string()).or_default() += spec.bytes() as u64;
         dense += elements(&spec.shape);

@@ -1,6 +1,6 @@
 //! How a memory budget is divided before anything is loaded.
 
-use spinetail_core::{ModelConfig, ModelSource, dense_specs, mtp_prefix};
+use spinetail_core::{ModelConfig, ModelSource, dense_specs};
 use spinetail_cpu::Precision;
 use spinetail_store::slot_bytes;
 
@@ -61,10 +61,7 @@ impl MemoryPlan {
         budget_bytes: Option<u64>,
     ) -> Result<Self, EngineError> {
         let c = source.config();
-        let mtp = mtp_prefix(0);
-        let mtp = mtp.split('.').next().unwrap_or("mtp");
-        // Prediction heads stay on the drive until something drafts with them.
-        let resident = dense_specs(c).into_iter().filter(|s| !s.name.starts_with(mtp));
+        let resident = dense_specs(c).into_iter().filter(|s| !s.is_prediction_head());
         let dense_bytes = resident.filter_map(|s| source.dense_spec(&s.name).map(|s| s.bytes() as u64)).sum();
         let layouts = (0..c.layers.len()).filter_map(|l| source.record_layout(l as u16));
         let slot_bytes = layouts.map(|l| slot_bytes(l.bytes)).max().unwrap_or_else(|| slot_bytes(1));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use spinetail_core::{ExpertId, RecordSource, SlotMemory};
 
 use crate::error::StoreError;
-use crate::policy::{Arrival, Policy, PolicyKind};
+use crate::policy::{Arrival, DecayedLfu, Policy, PolicyKind};
 use crate::readers::{Done, Job, Readers, Urgency};
 use crate::slabs::SlabPlan;
 use crate::slot::{Lease, Slot};
@@ -33,8 +33,6 @@ impl StoreOptions {
     /// Reads on their way at once unless something else is known of the drive: enough for every drive that was measured,
     /// though some want fewer (docs/performance.md).
     pub const DEFAULT_READERS: usize = 8;
-    /// See the tables of replayed traces in docs/performance.md.
-    pub const DEFAULT_HALF_LIFE_TOKENS: f64 = 64.0;
 
     /// The defaults, with a budget.
     pub fn new(budget_bytes: usize, layers: u16) -> Self {
@@ -43,7 +41,7 @@ impl StoreOptions {
             layers,
             readers: Self::DEFAULT_READERS,
             policy: PolicyKind::DecayedLfu,
-            half_life_tokens: Self::DEFAULT_HALF_LIFE_TOKENS,
+            half_life_tokens: DecayedLfu::HALF_LIFE_TOKENS,
         }
     }
 }
@@ -130,8 +128,8 @@ impl ExpertStore {
         let records = experts * usize::from(options.layers);
         let policy = options.policy.build(records as u32, options.half_life_tokens);
         // Belady's needs the future.
-        let policy = policy
-            .or_else(|| PolicyKind::DecayedLfu.build(records as u32, StoreOptions::DEFAULT_HALF_LIFE_TOKENS));
+        let policy =
+            policy.or_else(|| PolicyKind::DecayedLfu.build(records as u32, DecayedLfu::HALF_LIFE_TOKENS));
         Self {
             plan: SlabPlan::new(record_bytes, options.budget_bytes, records),
             record_bytes,
