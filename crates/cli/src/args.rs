@@ -61,6 +61,8 @@ pub(crate) enum ReadsArg {
     Direct,
     /// Through the system's page cache
     Buffered,
+    /// As direct, by Linux's io_uring instead of threads
+    Uring,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,8 +1,9 @@
 //! The large files of a model, read past the page cache for as long as the system allows it.
 //!
 //! A file is open twice: once for direct reads of whole blocks, and once for everything else, such as the end of a file
-//! that was cut short. Where direct reads are refused, when opening or when reading, all files of a model go over to
-//! buffered ones for good; nothing else changes, and what is read is the same. Nothing here knows the container's format.
+//! that was cut short. Where a ring or direct reads are refused, when opening or when reading, all files of a model go over
+//! to what comes next for good: from a ring to direct reads, from those to buffered ones. Nothing else changes, and what is
+//! read is the same. Nothing here knows the container's format.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -22,17 +23,37 @@ pub const BLOCK_BYTES: usize = 4096;
 #[derive(Debug)]
 pub struct Reading {
     direct: AtomicBool,
+    ring: AtomicBool,
 }
 
 impl Reading {
     /// As `mode` says until the system refuses.
     pub fn new(mode: ReadMode) -> Self {
-        Self { direct: AtomicBool::new(mode == ReadMode::Direct) }
+        let (direct, ring) = (mode != ReadMode::Buffered, mode == ReadMode::Uring);
+        Self { direct: AtomicBool::new(direct), ring: AtomicBool::new(ring) }
     }
 
     /// How files are read now.
     pub fn mode(&self) -> ReadMode {
-        if self.direct.load(Relaxed) { ReadMode::Direct } else { ReadMode::Buffered }
+        if self.ring.load(Relaxed) {
+            ReadMode::Uring
+        } else if self.is_direct() {
+            ReadMode::Direct
+        } else {
+            ReadMode::Buffered
+        }
+    }
+
+    /// Whether files are read past the page cache, by a ring or without.
+    fn is_direct(&self) -> bool {
+        self.direct.load(Relaxed)
+    }
+
+    /// Goes over to reads without a ring, and says so the first time.
+    pub(crate) fn give_up_ring(&self, reason: &io::Error) {
+        if self.ring.swap(false, Relaxed) {
+            tracing::warn!(%reason, "io_uring is refused here: reading with threads");
+        }
     }
 
     /// Goes over to buffered reads, and says so the first time.
@@ -63,16 +84,14 @@ impl DataFile {
     pub fn open(path: &Path, reading: &Arc<Reading>) -> Result<Self, ContainerError> {
         let failed = |e| ContainerError::io("open", path, e);
         let buffered = File::open(path).map_err(failed)?;
-        let direct = match reading.mode() {
-            ReadMode::Buffered => None,
-            ReadMode::Direct => match open_direct(path) {
-                Ok(file) => Some(file),
-                Err(e) if is_refusal(&e) => {
-                    reading.give_up(path, &e);
-                    None
-                }
-                Err(e) => return Err(failed(e)),
-            },
+        let direct = match reading.is_direct().then(|| open_direct(path)) {
+            None => None,
+            Some(Ok(file)) => Some(file),
+            Some(Err(e)) if is_refusal(&e) => {
+                reading.give_up(path, &e);
+                None
+            }
+            Some(Err(e)) => return Err(failed(e)),
         };
         if let Some(direct) = &direct
             && !is_same_file(&buffered, direct).map_err(failed)?
@@ -106,24 +125,26 @@ impl DataFile {
     /// Fills `out` from `offset`, directly where both and the length allow it. A file that ends early is
     /// [`ReadError::Short`].
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
-        let done = self.read_direct(offset, out)?;
-        pread_rest(&self.buffered, &self.path, offset, out, done)
+        let direct = self.reads_directly(offset, out.as_ptr().addr(), out.len());
+        let done = if direct { self.read_blocks(self.file(true), offset, out)? } else { 0 };
+        pread_rest(self.file(false), &self.path, offset, out, done)
+    }
+
+    /// Whether `len` bytes at `offset` are read directly to that address.
+    pub(crate) fn reads_directly(&self, offset: u64, address: usize, len: usize) -> bool {
+        let whole_blocks = offset.is_multiple_of(BLOCK_BYTES as u64)
+            && len.is_multiple_of(BLOCK_BYTES)
+            && address.is_multiple_of(BLOCK_BYTES);
+        let in_range = offset.checked_add(len as u64).is_some_and(|end| end <= i64::MAX as u64);
+        self.direct.is_some() && whole_blocks && in_range && self.reading.is_direct()
+    }
+
+    /// The file to read from, directly or not.
+    pub(crate) fn file(&self, direct: bool) -> &File {
+        self.direct.as_ref().filter(|_| direct).unwrap_or(&self.buffered)
     }
 
     /// Reads directly as far as that goes, and returns how far.
-    fn read_direct(&self, offset: u64, out: &mut [u8]) -> Result<usize, ReadError> {
-        let whole_blocks = offset.is_multiple_of(BLOCK_BYTES as u64)
-            && out.len().is_multiple_of(BLOCK_BYTES)
-            && out.as_ptr().addr().is_multiple_of(BLOCK_BYTES);
-        let in_range = offset.checked_add(out.len() as u64).is_some_and(|end| end <= i64::MAX as u64);
-        match &self.direct {
-            Some(file) if whole_blocks && in_range && self.reading.mode() == ReadMode::Direct => {
-                self.read_blocks(file, offset, out)
-            }
-            _ => Ok(0),
-        }
-    }
-
     fn read_blocks(&self, file: &File, offset: u64, out: &mut [u8]) -> Result<usize, ReadError> {
         let mut done = 0;
         while done < out.len() {

@@ -15,6 +15,19 @@ mod manifest;
 pub mod partial;
 mod placed;
 mod reader;
+#[cfg(all(
+    feature = "io-uring",
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")
+))]
+mod uring;
+#[cfg(not(all(
+    feature = "io-uring",
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")
+)))]
+#[path = "no_uring.rs"]
+mod uring;
 pub mod v1;
 mod validate;
 mod verify;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use spinetail_core::{
-    DenseSource, ExpertId, Limits, ModelConfig, Part, ReadError, ReadMode, RecordLayout, RecordSource,
-    TensorLayout, TensorSpec,
+    DenseSource, ExpertId, Limits, ModelConfig, Part, ReadError, ReadMode, ReadRing, RecordLayout,
+    RecordSource, TensorLayout, TensorSpec,
 };
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -31,7 +31,7 @@ pub struct RecordFile {
 /// How a container is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenOptions {
-    /// How the system is asked for bytes, as long as it does not refuse.
+    /// How the system is asked for bytes, as long as it does not refuse. A ring is for records; all else is read directly.
     pub read_mode: ReadMode,
     /// Whether every record that is read is held against its checksum. It makes every miss longer, by about a tenth of
     /// a millisecond for each megabyte.
@@ -48,10 +48,10 @@ pub struct Container {
     /// Index of a tensor's first part.
     first_part: HashMap<String, usize>,
     pub(crate) dense: DataFile,
-    layers: Vec<DataFile>,
+    pub(crate) layers: Vec<DataFile>,
     record_files: Vec<RecordFile>,
-    reading: Arc<Reading>,
-    verify_reads: bool,
+    pub(crate) reading: Arc<Reading>,
+    pub(crate) verify_reads: bool,
 }
 
 /// Refuses a file that is missing, not a regular file, or not as long as it must be.
@@ -201,8 +201,27 @@ impl Container {
         }
     }
 
+    /// Where a record lies in its layer's file, and how much of it to read to memory of `room` bytes: the whole stride if
+    /// there is room for it, or else whole blocks if there is for those.
+    pub(crate) fn place(&self, id: ExpertId, room: usize) -> Result<(u64, usize), ReadError> {
+        let (Some(record), true) = (
+            self.record_files.get(usize::from(id.layer)),
+            usize::from(id.expert) < self.manifest.experts.expert_count,
+        ) else {
+            return Err(ReadError::Unknown { what: id.to_string() });
+        };
+        let room = room as u64;
+        if room < record.layout.bytes {
+            let what = format!("{id} of {room} bytes: it has {}", record.layout.bytes);
+            return Err(ReadError::Unknown { what });
+        }
+        let sizes = [record.stride_bytes, record.layout.bytes.next_multiple_of(BLOCK_BYTES as u64)];
+        let bytes = sizes.into_iter().find(|&bytes| bytes <= room).unwrap_or(record.layout.bytes);
+        Ok((u64::from(id.expert) * record.stride_bytes, bytes as usize))
+    }
+
     /// Checks a record of which `read` has been read; what is missing of its stride is read for the purpose.
-    fn check_read(&self, id: ExpertId, read: &[u8]) -> Result<(), ReadError> {
+    pub(crate) fn check_read(&self, id: ExpertId, read: &[u8]) -> Result<(), ReadError> {
         let layer = usize::from(id.layer);
         let stride = self.record_files[layer].stride_bytes;
         let mut hash = Xxh3::new();
@@ -285,25 +304,20 @@ impl RecordSource for Container {
 
     /// Reads the whole stride if `out` has room for it, or else whole blocks if it has room for those.
     fn read_record(&self, id: ExpertId, out: &mut [u8]) -> Result<(), ReadError> {
-        let layer = usize::from(id.layer);
-        let (Some(record), true) =
-            (self.record_files.get(layer), usize::from(id.expert) < self.manifest.experts.expert_count)
-        else {
-            return Err(ReadError::Unknown { what: id.to_string() });
-        };
-        let room = out.len() as u64;
-        if room < record.layout.bytes {
-            let what = format!("{id} of {room} bytes: it has {}", record.layout.bytes);
-            return Err(ReadError::Unknown { what });
-        }
-        let sizes = [record.stride_bytes, record.layout.bytes.next_multiple_of(BLOCK_BYTES as u64)];
-        let bytes = sizes.into_iter().find(|&bytes| bytes <= room).unwrap_or(record.layout.bytes);
-        let out = &mut out[..bytes as usize];
-        self.layers[layer].read(u64::from(id.expert) * record.stride_bytes, out)?;
+        let (offset, bytes) = self.place(id, out.len())?;
+        let out = &mut out[..bytes];
+        self.layers[usize::from(id.layer)].read(offset, out)?;
         if self.verify_reads { self.check_read(id, out) } else { Ok(()) }
     }
 
     fn read_mode(&self) -> ReadMode {
         self.reading.mode()
+    }
+
+    fn ring(&self, reads: u32) -> Option<Box<dyn ReadRing + '_>> {
+        if self.read_mode() != ReadMode::Uring {
+            return None;
+        }
+        crate::uring::ring(self, reads).inspect_err(|e| self.reading.give_up_ring(e)).ok()
     }
 }

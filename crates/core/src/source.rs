@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ExpertId, ModelConfig, Part, RecordLayout, TensorLayout, TensorSpec};
+use crate::{ExpertId, ModelConfig, Part, ReadRing, RecordLayout, TensorLayout, TensorSpec};
 
 /// How the system is asked for the bytes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -16,17 +16,20 @@ pub enum ReadMode {
     Direct,
     /// Through the system's page cache.
     Buffered,
+    /// As direct, through Linux's io_uring: one thread has all reads on their way.
+    Uring,
 }
 
 impl ReadMode {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Direct, Self::Buffered];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Direct, Self::Buffered, Self::Uring];
 
     /// The name people see.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::Buffered => "buffered",
+            Self::Uring => "uring",
         }
     }
 }
@@ -125,10 +128,16 @@ pub trait RecordSource: Send + Sync {
     /// the source's to use (a direct read fills whole blocks).
     fn read_record(&self, id: ExpertId, out: &mut [u8]) -> Result<(), ReadError>;
 
-    /// How records are read now: a source that was asked for direct reads goes over to buffered ones where the system
-    /// refuses them.
+    /// How records are read now: a source that was asked for a ring goes over to direct reads, and one that was asked for
+    /// those to buffered ones, where the system refuses them.
     fn read_mode(&self) -> ReadMode {
         ReadMode::Buffered
+    }
+
+    /// A ring for up to `reads` reads at once, where that is the mode and the system allows it. A source whose mode it is
+    /// and that has none to give has said why, and is in another mode afterwards.
+    fn ring(&self, _reads: u32) -> Option<Box<dyn ReadRing + '_>> {
+        None
     }
 }
 

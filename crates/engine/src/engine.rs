@@ -61,11 +61,11 @@ impl Default for EngineOptions {
 /// How experts are read and kept. What the model computes depends on none of it.
 #[derive(Debug, Clone)]
 pub struct ExpertOptions {
-    /// Direct reads, or through the system's page cache.
+    /// Direct reads, by threads or a ring, or through the system's page cache.
     pub read_mode: ReadMode,
     /// The pages of the memory that experts are read into.
     pub pages: Pages,
-    /// Reads on their way at once, each by a thread.
+    /// Reads on their way at once, each by a thread unless a ring has them all.
     pub readers: usize,
     /// Whether every record that is read is held against its checksum.
     pub verify_reads: bool,

@@ -65,6 +65,14 @@ fn ways() -> Vec<(&'static str, ExpertOptions)> {
     vec![
         ("direct", with(&|_| {})),
         ("buffered", with(&|e| e.read_mode = ReadMode::Buffered)),
+        ("uring", with(&|e| e.read_mode = ReadMode::Uring)),
+        ("uring, verified", with(&|e| (e.read_mode, e.verify_reads) = (ReadMode::Uring, true))),
+        (
+            "uring, lookahead, one read",
+            with(&|e| {
+                (e.read_mode, e.lookahead, e.readers) = (ReadMode::Uring, LookaheadMode::On, 1);
+            }),
+        ),
         ("small pages", with(&|e| e.pages = Pages::Small)),
         ("one reader", with(&|e| e.readers = 1)),
         ("many readers", with(&|e| e.readers = 16)),

@@ -16,6 +16,7 @@ mod fetch;
 pub mod policy;
 mod readers;
 pub mod replay;
+mod ring;
 mod slabs;
 mod slot;
 mod stats;

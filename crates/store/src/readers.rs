@@ -2,15 +2,20 @@
 //!
 //! A job owns its slot until it is done, so that nobody can look at a record that is half read. What is needed now is
 //! read before what may be needed, and that before what is merely worth having. Must not know what is cached, or why.
+//!
+//! A source that has a ring is read by one thread through that (`ring.rs`), and by as many as there may be reads at once
+//! when it has none or gives it up.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use spinetail_core::{ExpertId, ReadError, RecordSource};
+use spinetail_core::{ExpertId, ReadError, ReadMode, RecordSource};
 
+use crate::ring;
 use crate::slot::Slot;
 
 /// A read that fails is tried again this often, after 10 ms and then 80 ms: a drive that wakes up, a network share.
@@ -53,14 +58,24 @@ pub(crate) struct Done {
 }
 
 #[derive(Default)]
-struct Queue {
+pub(crate) struct Queue {
     waiting: [VecDeque<Job>; URGENCIES],
     done: VecDeque<Done>,
-    stop: bool,
+    pub(crate) stop: bool,
+    /// Wakes the thread that drives a ring.
+    pub(crate) waker: Option<Waker>,
 }
 
-struct Shared {
-    source: Arc<dyn RecordSource>,
+impl Queue {
+    /// The job that is needed soonest.
+    pub(crate) fn next(&mut self) -> Option<Job> {
+        self.waiting.iter_mut().find_map(VecDeque::pop_front)
+    }
+}
+
+/// What readers share with those who give them jobs.
+pub(crate) struct Shared {
+    pub(crate) source: Arc<dyn RecordSource>,
     queue: Mutex<Queue>,
     /// There is a job, or no more will come.
     work: Condvar,
@@ -69,13 +84,30 @@ struct Shared {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Queue> {
         // No code runs under the lock that can leave the queue half changed.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Takes a job back that came to nothing and is to be begun anew. It was begun, so that somebody may have come to count
+    /// on it: it goes before others and cannot be taken out of the queue.
+    pub(crate) fn put_back(&self, job: Job) {
+        let mut queue = self.lock();
+        if !queue.stop {
+            queue.waiting[Urgency::Demand as usize].push_front(job);
+        }
+        drop(queue);
+        self.work.notify_one();
+    }
+
+    /// Hands a job back that is done.
+    pub(crate) fn deliver(&self, done: Done) {
+        self.lock().done.push_back(done);
+        self.done.notify_one();
+    }
 }
 
-/// The threads. They are started with the first job, and end when this is dropped.
+/// The threads. They are started with jobs, and end when this is dropped.
 pub(crate) struct Readers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -96,10 +128,21 @@ impl Readers {
     /// Starts the threads, if they are not there yet. One is enough to go on with.
     pub(crate) fn start(&mut self) -> std::io::Result<()> {
         while self.threads.len() < self.wanted {
-            let shared = Arc::clone(&self.shared);
+            // One thread drives a ring. Where it cannot, the source is in another mode when the next job comes.
+            let by_ring = self.shared.source.read_mode() == ReadMode::Uring;
+            if by_ring && !self.threads.is_empty() {
+                break;
+            }
+            let (shared, reads) = (Arc::clone(&self.shared), self.wanted);
             let name = format!("reader-{}", self.threads.len());
             let thread = std::thread::Builder::new().name(name).stack_size(STACK_BYTES);
-            match thread.spawn(move || work(&shared)) {
+            let read = move || {
+                if by_ring {
+                    ring::drive(&shared, reads);
+                }
+                work(&shared);
+            };
+            match thread.spawn(read) {
                 Ok(thread) => self.threads.push(thread),
                 Err(e) if self.threads.is_empty() => return Err(e),
                 Err(e) => {
@@ -112,8 +155,14 @@ impl Readers {
     }
 
     pub(crate) fn submit(&self, job: Job, urgency: Urgency) {
-        self.shared.lock().waiting[urgency as usize].push_back(job);
-        self.shared.work.notify_one();
+        let mut queue = self.shared.lock();
+        queue.waiting[urgency as usize].push_back(job);
+        let waker = queue.waker.clone();
+        drop(queue);
+        match waker {
+            Some(waker) => waker.wake(),
+            None => self.shared.work.notify_one(),
+        }
     }
 
     /// Makes a job that nobody has begun a demand. Nothing happens if it has been begun or is one.
@@ -161,12 +210,16 @@ impl Readers {
 
 impl Drop for Readers {
     fn drop(&mut self) {
-        {
+        let waker = {
             let mut queue = self.shared.lock();
             queue.stop = true;
             queue.waiting = Default::default();
-        }
+            queue.waker.take()
+        };
         self.shared.work.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
         for thread in self.threads.drain(..) {
             // It has caught its own panics.
             let _ = thread.join();
@@ -181,7 +234,7 @@ fn work(shared: &Shared) {
             if queue.stop {
                 return;
             }
-            match queue.waiting.iter_mut().find_map(VecDeque::pop_front) {
+            match queue.next() {
                 Some(job) => break job,
                 None => queue = shared.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
             }
@@ -189,9 +242,7 @@ fn work(shared: &Shared) {
         drop(queue);
         let start = Instant::now();
         let (result, retries) = read(&*shared.source, &mut job);
-        let done = Done { job, result, ns: start.elapsed().as_nanos() as u64, retries };
-        shared.lock().done.push_back(done);
-        shared.done.notify_one();
+        shared.deliver(Done { job, result, ns: start.elapsed().as_nanos() as u64, retries });
     }
 }
 
@@ -206,21 +257,26 @@ fn read(source: &dyn RecordSource, job: &mut Job) -> (Result<(), ReadError>, u32
         let error = match read {
             Ok(Ok(())) => return (Ok(()), retries),
             Ok(Err(e)) => e,
-            Err(_) => {
-                return (Err(ReadError::Unknown { what: format!("{id}: its reader panicked") }), retries);
-            }
+            Err(_) => return (Err(panicked(id)), retries),
         };
-        let again = match &error {
-            ReadError::Io { .. } => retries < RETRIES,
-            // Once more, in case it was the memory or the bus.
-            ReadError::Checksum { .. } => retries < 1,
-            _ => false,
-        };
-        if !again {
-            return (Err(error), retries);
-        }
+        let Some(pause) = pause(&error, retries) else { return (Err(error), retries) };
         tracing::warn!("{id}: {error}; reading it again");
-        std::thread::sleep(FIRST_PAUSE * 8u32.pow(retries));
+        std::thread::sleep(pause);
         retries += 1;
     }
+}
+
+/// How long to wait before a read that failed is tried again; `None` if that would not help.
+pub(crate) fn pause(error: &ReadError, retries: u32) -> Option<Duration> {
+    let again = match error {
+        ReadError::Io { .. } => retries < RETRIES,
+        // Once more, in case it was the memory or the bus.
+        ReadError::Checksum { .. } => retries < 1,
+        _ => false,
+    };
+    again.then(|| FIRST_PAUSE * 8u32.pow(retries))
+}
+
+pub(crate) fn panicked(id: ExpertId) -> ReadError {
+    ReadError::Unknown { what: format!("{id}: its reader panicked") }
 }

@@ -1,7 +1,7 @@
 //! Slots: disjoint pieces of slabs, owned by the store and lent out as leases.
 //!
-//! The only unsafe code of the crate: it turns a slab's address into slices, and relies on one fact, that
-//! every slot was cut from its slab exactly once.
+//! Unsafe code that turns a slab's address into slices. It relies on one fact, that every slot was cut from its slab
+//! exactly once.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -36,6 +36,11 @@ impl Slot {
                 _slab: Arc::clone(&slab),
             })
             .collect()
+    }
+
+    /// Where the bytes are, for a read that writes them while this slot is held and nobody looks.
+    pub(crate) fn memory(&mut self) -> (NonNull<u8>, usize) {
+        (self.base, self.len)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

@@ -21,7 +21,7 @@ pub struct StoreOptions {
     pub budget_bytes: usize,
     /// Layers whose records will be asked for, from 0: slots are as large as the largest of their records.
     pub layers: u16,
-    /// Threads that read, which is how many reads are on their way at once; at least 1.
+    /// Reads on their way at once, each by a thread unless the source has a ring; at least 1.
     pub readers: usize,
     /// What gives way.
     pub policy: PolicyKind,

@@ -96,6 +96,7 @@ fn reads(a: &ExpertArgs, s: &mut Settings) -> anyhow::Result<Reads> {
         mode: s.pick(&READS, a.reads)?.map(|r| match r {
             ReadsArg::Direct => ReadMode::Direct,
             ReadsArg::Buffered => ReadMode::Buffered,
+            ReadsArg::Uring => ReadMode::Uring,
         }),
         pages: s.pick(&PAGES, a.pages)?.map(|p| match p {
             PagesArg::Huge => Pages::Huge,

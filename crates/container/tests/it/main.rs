@@ -9,6 +9,8 @@ mod placed;
 #[cfg(test)]
 mod reading;
 #[cfg(test)]
+mod ring;
+#[cfg(test)]
 mod round_trip;
 #[cfg(test)]
 mod v1;

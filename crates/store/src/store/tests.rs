@@ -11,6 +11,8 @@ use spinetail_core::{DType, ReadError, RecordLayout, SLAB_ALIGN, Slab, SlabError
 use super::*;
 use crate::{Fault, FaultySource};
 
+mod ring;
+
 struct TestSlab(NonNull<u8>, Layout);
 
 // SAFETY: plain heap memory, owned by this value alone.
