@@ -20,8 +20,7 @@ use super::DriveProfile;
 /// Reads under way at once that are tried.
 const DEPTHS: [usize; 4] = [1, 4, 8, 12];
 
-/// How files are read. A ring reads them as the first does and gave no more where both were measured, so that it has no
-/// turn.
+/// How files are read. A ring reads them as the first does, and what it saves is threads, of which a drive knows nothing.
 const MODES: [ReadMode; 2] = [ReadMode::Direct, ReadMode::Buffered];
 
 /// How often each way has its turn.
