@@ -118,6 +118,25 @@ pub(crate) struct Compute {
     pub(crate) backend: Box<dyn Backend>,
     pub(crate) store: ExpertStore,
     pub(crate) scratch: Scratch,
+    /// What the store's slots have lent to the batch.
+    lent_bytes: u64,
+}
+
+impl Compute {
+    /// Divides memory for a batch of `rows` rows: a long one borrows from the expert slots, and the next short one gives
+    /// back.
+    pub(crate) fn make_room(&mut self, rows: usize, plan: &MemoryPlan) {
+        let lent = plan.lent_bytes(rows);
+        if lent > self.lent_bytes {
+            self.store.set_budget((plan.slots_bytes - lent) as usize);
+        } else if lent == 0 && self.lent_bytes > 0 {
+            self.backend.trim();
+            self.store.set_budget(plan.slots_bytes as usize);
+        } else {
+            return;
+        }
+        self.lent_bytes = lent;
+    }
 }
 
 impl Engine {
@@ -164,7 +183,7 @@ impl Engine {
         let store = expert_store(source, &plan, &config, &options.experts, hot.as_ref())?;
         let mut scratch = Scratch::default();
         scratch.lookahead = Lookahead::new(options.experts.lookahead);
-        let compute = Compute { backend: Box::new(backend), store, scratch };
+        let compute = Compute { backend: Box::new(backend), store, scratch, lent_bytes: 0 };
         Ok(Self {
             inner: Arc::new(Inner {
                 path: path.to_owned(),
@@ -208,10 +227,9 @@ impl Engine {
         // The lock is had between steps.
         let mut compute = self.compute();
         let plan = self.plan().with_budget(memory_bytes)?;
+        compute.backend.trim();
         compute.store.set_budget(plan.slots_bytes as usize);
-        if plan.chunk_rows < self.plan().chunk_rows {
-            compute.backend.trim();
-        }
+        compute.lent_bytes = 0;
         *self.inner.plan.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = plan;
         Ok(())
     }
@@ -254,7 +272,7 @@ impl Engine {
             experts: config.moe.experts as u16,
             top_k: config.moe.top_k as u16,
             slot_bytes: plan.slot_bytes,
-            fixed_bytes: plan.least_fixed_bytes(),
+            fixed_bytes: plan.fixed_bytes(),
             model_id: model_id(&name),
         };
         self.compute().scratch.trace = Some(TraceWriter::new(out, &header));

@@ -17,13 +17,16 @@ pub struct MemoryPlan {
     pub kv_bytes: u64,
     /// DeltaNet states of one session, and one saved copy.
     pub state_bytes: u64,
-    /// Activations of a batch and logits.
+    /// Activations of a batch of up to [`SHORT_ROWS`](Self::SHORT_ROWS) rows, and logits.
     pub scratch_bytes: u64,
-    /// Rows of a batch: of a prompt, so many tokens are run at a time. No output depends on it.
+    /// Rows of a batch at most: of a prompt, so many tokens are run at a time. No output depends on it.
     pub chunk_rows: usize,
-    /// Of `scratch_bytes`, what each row of a batch takes, and logits.
+    /// What is lent to the activations of `chunk_rows` rows while a prompt is read, by the expert slots unless more is free.
+    pub prompt_bytes: u64,
+    /// What each row of a batch takes.
     row_bytes: u64,
-    logits_bytes: u64,
+    /// What all experts leave over.
+    spare_bytes: u64,
     /// Rows of a batch that the context has room for.
     most_chunk_rows: usize,
     /// Code, tokenizer, stacks, allocator slack.
@@ -41,17 +44,17 @@ pub struct MemoryPlan {
 /// Code, stacks, and the allocator's slack: the peak of a process, without what is reckoned beside it, was up to 14 MiB.
 const PROCESS_BYTES: u64 = 16 << 20;
 
-/// Rows of a prefill chunk: always a multiple of this.
-const CHUNK_ROWS: usize = 64;
-
 /// With more rows than this, the time of a chunk is all arithmetic and its records are read seldom enough.
 const MAX_CHUNK_ROWS: usize = 2048;
 
-/// Part of what is left for expert slots that a longer chunk may take: each record is read once a chunk, so that a long
-/// prompt gains more by a longer chunk than it loses by fewer slots.
-const CHUNK_SHARE: u64 = 8;
+/// Part of the expert slots that a prompt may borrow. A chunk of it reads each record once, so that long chunks save more
+/// reads than the slots they take; after it, the slots are had back.
+const PROMPT_SHARE: u64 = 2;
 
 impl MemoryPlan {
+    /// Rows of a batch that there is always memory for; a prompt's chunks are multiples of so many.
+    pub const SHORT_ROWS: usize = 64;
+
     /// Divides `budget_bytes` (without one, most of what the machine has free) among what the model needs at `context` positions in
     /// `precision`; the rest is for expert slots.
     pub fn new(
@@ -66,22 +69,22 @@ impl MemoryPlan {
         let layouts = (0..c.layers.len()).filter_map(|l| source.record_layout(l as u16));
         let slot_bytes = layouts.map(|l| slot_bytes(l.bytes)).max().unwrap_or_else(|| slot_bytes(1));
         let records_bytes = slot_bytes * (c.layers.len() * c.moe.experts) as u64;
-        let mut plan = Self {
+        let plan = Self {
             dense_bytes,
             kv_bytes: (c.kv_elements_per_token() * precision.kv_element_bytes()) as u64 * u64::from(context),
             state_bytes: 2 * 4 * c.state_elements() as u64,
-            scratch_bytes: 0,
+            scratch_bytes: 4 * (Self::SHORT_ROWS * row_elements(c) + 2 * c.vocab) as u64,
+            chunk_rows: Self::SHORT_ROWS,
+            prompt_bytes: 0,
             row_bytes: 4 * row_elements(c) as u64,
-            logits_bytes: 4 * 2 * c.vocab as u64,
-            most_chunk_rows: MAX_CHUNK_ROWS.min((context as usize).next_multiple_of(CHUNK_ROWS)),
-            chunk_rows: 0,
+            spare_bytes: 0,
+            most_chunk_rows: MAX_CHUNK_ROWS.min((context as usize).next_multiple_of(Self::SHORT_ROWS)),
             process_bytes: PROCESS_BYTES + tokenizer_bytes(c.vocab),
             slots_bytes: 0,
             slot_bytes,
             records_bytes,
             top_k: c.moe.top_k as u64,
         };
-        plan.set_chunk_rows(CHUNK_ROWS);
         let budget = budget_bytes.unwrap_or_else(|| default_budget(plan.minimum_bytes()));
         plan.with_budget(budget)
     }
@@ -89,46 +92,47 @@ impl MemoryPlan {
     /// The same model with another budget.
     pub fn with_budget(&self, budget: u64) -> Result<Self, EngineError> {
         let mut plan = *self;
-        plan.slots_bytes = 0;
-        plan.set_chunk_rows(CHUNK_ROWS);
+        (plan.slots_bytes, plan.spare_bytes) = (0, 0);
         let minimum = plan.minimum_bytes();
         if budget < minimum {
             return Err(EngineError::Budget { budget, minimum, plan: Box::new(plan) });
         }
-        let left = budget - minimum;
-        // What the slots of all experts leave over is free to be taken.
-        let spare = left.saturating_sub(self.records_bytes);
-        let longer = (left / CHUNK_SHARE).max(spare) / (CHUNK_ROWS as u64 * self.row_bytes).max(1);
-        let more = usize::try_from(longer).unwrap_or(0).min(MAX_CHUNK_ROWS / CHUNK_ROWS);
-        let rows = CHUNK_ROWS * (1 + more);
-        plan.set_chunk_rows(rows.min(self.most_chunk_rows.max(CHUNK_ROWS)));
-        plan.slots_bytes = (budget - plan.fixed_bytes()).min(self.records_bytes);
+        let left = budget - plan.fixed_bytes();
+        plan.slots_bytes = left.min(self.records_bytes);
+        let spare = left - plan.slots_bytes;
+        // The slots of one token and layer stay.
+        let borrowed = (plan.slots_bytes / PROMPT_SHARE).min(budget - minimum);
+        let more = spare.max(borrowed) / (Self::SHORT_ROWS as u64 * self.row_bytes).max(1);
+        let more = usize::try_from(more).unwrap_or(0).min(MAX_CHUNK_ROWS / Self::SHORT_ROWS);
+        plan.chunk_rows = (Self::SHORT_ROWS * (1 + more)).min(self.most_chunk_rows.max(Self::SHORT_ROWS));
+        plan.prompt_bytes = plan.longer_bytes(plan.chunk_rows);
+        plan.spare_bytes = spare.min(plan.prompt_bytes);
         Ok(plan)
     }
 
-    fn set_chunk_rows(&mut self, rows: usize) {
-        self.chunk_rows = rows;
-        self.scratch_bytes = rows as u64 * self.row_bytes + self.logits_bytes;
+    /// What a batch of `rows` rows takes beyond `scratch_bytes`.
+    fn longer_bytes(&self, rows: usize) -> u64 {
+        rows.saturating_sub(Self::SHORT_ROWS) as u64 * self.row_bytes
+    }
+
+    /// What expert slots have to lend a batch of `rows` rows.
+    pub fn lent_bytes(&self, rows: usize) -> u64 {
+        self.longer_bytes(rows).saturating_sub(self.spare_bytes)
     }
 
     /// The smallest budget: everything but the experts, and those of one token and layer.
     pub fn minimum_bytes(&self) -> u64 {
-        self.least_fixed_bytes() + self.slot_bytes * self.top_k
+        self.fixed_bytes() + self.slot_bytes * self.top_k
     }
 
-    /// Everything but the expert slots, with batches as short as they can be.
-    pub fn least_fixed_bytes(&self) -> u64 {
-        self.fixed_bytes() - (self.chunk_rows - CHUNK_ROWS) as u64 * self.row_bytes
-    }
-
-    /// Everything but the expert slots.
+    /// Everything but the expert slots and what a prompt borrows.
     pub fn fixed_bytes(&self) -> u64 {
         self.dense_bytes + self.kv_bytes + self.state_bytes + self.scratch_bytes + self.process_bytes
     }
 
     /// The whole budget.
     pub fn total_bytes(&self) -> u64 {
-        self.fixed_bytes() + self.slots_bytes
+        self.fixed_bytes() + self.slots_bytes + self.spare_bytes
     }
 }
 
@@ -160,4 +164,60 @@ fn row_elements(c: &ModelConfig) -> usize {
 /// About what the tokenizer takes: 13 MB were measured at 248,077 entries, 30 MB while it is loaded.
 fn tokenizer_bytes(vocab: usize) -> u64 {
     vocab as u64 * 128
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> MemoryPlan {
+        MemoryPlan {
+            dense_bytes: 1000 << 20,
+            kv_bytes: 100 << 20,
+            state_bytes: 10 << 20,
+            scratch_bytes: 20 << 20,
+            chunk_rows: MemoryPlan::SHORT_ROWS,
+            prompt_bytes: 0,
+            row_bytes: 200 << 10,
+            spare_bytes: 0,
+            most_chunk_rows: MAX_CHUNK_ROWS,
+            process_bytes: 40 << 20,
+            slots_bytes: 0,
+            slot_bytes: 2 << 20,
+            records_bytes: 10_000 << 20,
+            top_k: 8,
+        }
+    }
+
+    #[test]
+    fn whatever_is_lent_leaves_a_token_its_experts_and_stays_in_the_budget() {
+        let plan = plan();
+        let minimum = plan.minimum_bytes();
+        for more in [0, 1, 5 << 20, 13 << 20, 14 << 20, 100 << 20, 1 << 30, 9 << 30, 11 << 30, 20 << 30] {
+            let budget = minimum + more;
+            let p = plan.with_budget(budget).unwrap();
+            assert!(p.total_bytes() <= budget, "{p:?}");
+            for rows in [1, 64, 65, p.chunk_rows].into_iter().filter(|&r| r <= p.chunk_rows) {
+                let lent = p.lent_bytes(rows);
+                assert!(p.slots_bytes - lent >= p.slot_bytes * p.top_k, "{rows} rows: {p:?}");
+                assert!(
+                    p.total_bytes() - lent + p.longer_bytes(rows) - p.spare_bytes <= budget,
+                    "{rows} rows: {p:?}"
+                );
+                assert!(rows > MemoryPlan::SHORT_ROWS || lent == 0);
+            }
+        }
+        // Half of the slots' gigabyte is more than 2048 rows take; what all experts leave over is taken first.
+        let p = plan.with_budget(minimum + (1 << 30)).unwrap();
+        assert_eq!((p.chunk_rows, p.lent_bytes(2048)), (2048, 1984 * (200 << 10)));
+        let p = plan.with_budget(minimum + (11 << 30)).unwrap();
+        assert_eq!((p.chunk_rows, p.lent_bytes(2048)), (2048, 0));
+    }
+
+    #[test]
+    fn less_than_the_least_is_refused() {
+        let plan = plan();
+        assert!(plan.with_budget(plan.minimum_bytes()).is_ok());
+        assert!(matches!(plan.with_budget(plan.minimum_bytes() - 1), Err(EngineError::Budget { .. })));
+    }
 }

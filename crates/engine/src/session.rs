@@ -206,7 +206,8 @@ impl Session {
         let config = &self.engine.inner.config;
         // One lock for the step and its logits: another session's step would replace the batch between them.
         let mut guard = self.engine.compute();
-        let Compute { backend, store, scratch } = &mut *guard;
+        guard.make_room(rows.len(), &self.engine.plan());
+        let Compute { backend, store, scratch, .. } = &mut *guard;
         self.broken = true;
         let (start_time, stats) = (Instant::now(), store.stats());
         if let Some(trace) = &mut scratch.trace {

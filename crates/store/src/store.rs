@@ -200,7 +200,10 @@ impl ExpertStore {
             self.settle(done);
         }
         self.plan = SlabPlan::new(self.record_bytes, budget_bytes, self.table.len());
-        while self.entries.len() > self.plan.max_slots {
+        // A slab that is no whole one goes as well: others may follow it, and each wastes part of a page.
+        while self.entries.len() > self.plan.max_slots
+            || self.slabs.last().is_some_and(|&n| n < self.plan.slots)
+        {
             let slots = self.slabs.pop().expect("entries belong to slabs");
             for entry in self.entries.drain(self.entries.len() - slots..) {
                 if let State::Held { record, .. } = entry.state {

@@ -100,6 +100,15 @@ fn print(out: &mut dyn Write, s: &ModelSummary, context: u32) -> std::io::Result
     for (name, bytes) in rows {
         writeln!(out, "  {name:14} {:>9}", size(bytes))?;
     }
+    if p.prompt_bytes > 0 {
+        writeln!(
+            out,
+            "  a prompt is read in chunks of {} tokens; for that time up to {} are lent to it, {} of them by expert slots",
+            p.chunk_rows,
+            size(p.prompt_bytes),
+            size(p.lent_bytes(p.chunk_rows))
+        )?;
+    }
     writeln!(
         out,
         "  at least {}; every expert in memory takes {}",
