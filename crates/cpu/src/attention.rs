@@ -5,12 +5,15 @@ use std::ops::Range;
 use spinetail_core::{AttentionConfig, ModelConfig};
 
 use crate::compute::Compute;
-use crate::kernels::Attended;
+use crate::kernels::{Attended, Queries};
 use crate::sequence::Kv;
 use crate::weights::AttentionWeights;
 
-/// Rows whose partial results are held at once: bounds their memory at long contexts.
-const ROWS_AT_ONCE: usize = 16;
+/// Rows that walk along a sequence's keys together, so that those come from the nearest cache for all but the first.
+const ROWS: usize = 16;
+
+/// Tasks for each thread: partial results are held for no more rows than that takes, which bounds their memory.
+const TASKS: usize = 4;
 
 /// Rotary frequencies, and memory that calls reuse.
 pub(crate) struct Attention {
@@ -20,11 +23,14 @@ pub(crate) struct Attention {
     frequencies: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
+    /// By rows, then key heads, then positions; as the parts.
     tasks: Vec<Task>,
     parts: Vec<Attended>,
+    /// The first task of each [`ROWS`] rows.
+    firsts: Vec<usize>,
 }
 
-/// The queries of one key head at one row, over one segment of positions.
+/// The queries of one key head at some rows, over one segment of positions.
 struct Task {
     row: usize,
     kv_head: usize,
@@ -43,6 +49,7 @@ impl Attention {
             sin: Vec::new(),
             tasks: Vec::new(),
             parts: Vec::new(),
+            firsts: Vec::new(),
         }
     }
 
@@ -75,9 +82,17 @@ impl Attention {
             }
             kv.push(&compute.kernels, k, v);
         }
-        let blocks = q.chunks(ROWS_AT_ONCE * q_width).zip(out.chunks_mut(ROWS_AT_ONCE * out_width));
-        for (i, (q, out)) in blocks.enumerate() {
-            self.attend(compute, kv, position + i * ROWS_AT_ONCE, q, out);
+        let (n, mut row) = (out.len() / out_width, 0);
+        while row < n {
+            let segments = (position + row + 1).div_ceil(Attended::SEGMENT);
+            let tiles = (TASKS * compute.pool.threads()).div_ceil(segments * kv_heads);
+            let rows = row..n.min(row + tiles * ROWS);
+            let (q, out) = (
+                &q[rows.start * q_width..rows.end * q_width],
+                &mut out[rows.start * out_width..rows.end * out_width],
+            );
+            self.attend(compute, kv, position + row, q, out);
+            row = rows.end;
         }
     }
 
@@ -95,11 +110,13 @@ impl Attention {
     fn attend(&mut self, compute: &Compute, kv: &Kv, position: usize, q: &[f32], out: &mut [f32]) {
         let AttentionConfig { heads, kv_heads, head_dim: d, .. } = self.config;
         let (q_width, group) = (heads * 2 * d, heads / kv_heads);
-        let scale = 1.0 / (d as f32).sqrt();
+        let (scale, n) = (1.0 / (d as f32).sqrt(), q.len() / q_width);
         self.tasks.clear();
-        for row in 0..q.len() / q_width {
+        self.firsts.clear();
+        for row in (0..n).step_by(ROWS) {
+            self.firsts.push(self.tasks.len());
             for kv_head in 0..kv_heads {
-                let segments = Attended::segments(position + row + 1);
+                let segments = Attended::segments(position + n.min(row + ROWS));
                 self.tasks.extend(segments.map(|positions| Task { row, kv_head, positions }));
             }
         }
@@ -109,17 +126,25 @@ impl Attention {
         let tasks = &self.tasks;
         compute.pool.for_each_chunk(&mut self.parts[..tasks.len()], 1, |i, part| {
             let Task { row, kv_head, positions } = &tasks[i];
-            let q = &q[row * q_width + kv_head * group * 2 * d..];
+            part[0].resize(ROWS.min(n - row) * group);
+            let queries = Queries {
+                q: &q[row * q_width + kv_head * group * 2 * d..],
+                heads: group,
+                head_stride: 2 * d,
+                row_stride: q_width,
+                position: position + row,
+            };
             let kv = kv.head(kv_head * d, kv_heads * d);
-            compute.kernels.attend(q, 2 * d, kv, positions.clone(), scale, &mut part[0]);
+            compute.kernels.attend(queries, kv, positions.clone(), scale, &mut part[0]);
         });
-        let parts = &self.parts;
+        let (parts, firsts) = (&self.parts, &self.firsts);
         compute.pool.for_each_chunk(out, group * d, |i, out| {
             let (row, kv_head) = (i / kv_heads, i % kv_heads);
-            // The parts of a row and key head lie together, rows before it have fewer.
+            // The last row of a tile may see a segment more than this one.
             let segments = |row: usize| (position + row + 1).div_ceil(Attended::SEGMENT);
-            let first = (0..row).map(segments).sum::<usize>() * kv_heads + kv_head * segments(row);
-            compute.kernels.merge(&parts[first..first + segments(row)], out);
+            let of_tile = segments(n.min(row / ROWS * ROWS + ROWS) - 1);
+            let parts = &parts[firsts[row / ROWS] + kv_head * of_tile..][..segments(row)];
+            compute.kernels.merge(parts, row % ROWS * group, out);
             for (h, out) in out.chunks_exact_mut(d).enumerate() {
                 let gate = &q[row * q_width + ((kv_head * group + h) * 2 + 1) * d..][..d];
                 compute.kernels.sigmoid_gate(gate, out);

@@ -114,6 +114,20 @@ impl Vector for Quads {
         Pair([vaddq_f32(a, c), vaddq_f32(b, d)]).sum()
     }
     #[inline(always)]
+    unsafe fn four_sums(of: [Self; 4]) -> [f32; 4] {
+        let mut fours = [vdupq_n_f64(0.0); 4];
+        for (four, Self([a, b, c, d])) in fours.iter_mut().zip(of) {
+            *four = vreinterpretq_f64_f32(vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d)));
+        }
+        let two = |a, b| {
+            let (low, high) = (vzip1q_f64(a, b), vzip2q_f64(a, b));
+            vaddq_f32(vreinterpretq_f32_f64(low), vreinterpretq_f32_f64(high))
+        };
+        let mut out = [0.0; 4];
+        vst1q_f32(out.as_mut_ptr(), vpaddq_f32(two(fours[0], fours[1]), two(fours[2], fours[3])));
+        out
+    }
+    #[inline(always)]
     unsafe fn to_i8(self, p: *mut i8) {
         for (i, pair) in self.0.as_chunks::<2>().0.iter().enumerate() {
             let (a, b) = (vqmovn_s32(vcvtnq_s32_f32(pair[0])), vqmovn_s32(vcvtnq_s32_f32(pair[1])));

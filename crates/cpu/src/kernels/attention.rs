@@ -39,18 +39,46 @@ impl<'a> KeyValues<'a> {
     }
 }
 
-/// What the query heads of one key head found in a range of positions.
+/// Queries of the heads that share a key head, at consecutive rows of one sequence.
+#[derive(Clone, Copy)]
+pub struct Queries<'a> {
+    /// Row r's query of head h begins at `r · row_stride + h · head_stride`.
+    pub q: &'a [f32],
+    /// Query heads of a row.
+    pub heads: usize,
+    /// From one head's query to the next.
+    pub head_stride: usize,
+    /// From one row to the next.
+    pub row_stride: usize,
+    /// The position of the first row. A row sees the positions up to its own.
+    pub position: usize,
+}
+
+impl Queries<'_> {
+    /// Whether there are `n` queries of `head_dim` elements.
+    pub(super) fn holds(&self, n: usize, head_dim: usize) -> bool {
+        let last = |count: usize, stride: usize| count.saturating_sub(1).saturating_mul(stride);
+        self.heads > 0
+            && n.is_multiple_of(self.heads)
+            && self.q.len()
+                >= last(n / self.heads, self.row_stride)
+                    .saturating_add(last(self.heads, self.head_stride))
+                    .saturating_add(head_dim)
+    }
+}
+
+/// What queries found in a range of positions.
 ///
 /// Splitting a sequence for threads must not change a byte: it is always cut at multiples of
 /// [`Attended::SEGMENT`], however many threads there are, and the parts are merged in order.
 #[derive(Debug, Clone)]
 pub struct Attended {
     pub(super) head_dim: usize,
-    /// `[heads]`: the largest score.
+    /// `[queries]`: the largest score.
     pub(super) max: Vec<f32>,
-    /// `[heads]`: the sum of `e^(score − max)`.
+    /// `[queries]`: the sum of `e^(score − max)`.
     pub(super) sum: Vec<f32>,
-    /// `[heads, head_dim]`: the values times those.
+    /// `[queries, head_dim]`: the values times those.
     pub(super) out: Vec<f32>,
 }
 
@@ -58,15 +86,19 @@ impl Attended {
     /// Positions of a part; only the last one has fewer.
     pub const SEGMENT: usize = 512;
 
-    /// Nothing found yet.
-    pub fn new(heads: usize, head_dim: usize) -> Self {
-        assert!(heads > 0 && head_dim > 0, "{heads} heads of {head_dim}");
-        Self {
-            head_dim,
-            max: vec![f32::NEG_INFINITY; heads],
-            sum: vec![0.0; heads],
-            out: vec![0.0; heads * head_dim],
-        }
+    /// For so many queries, row by row. Nothing found yet.
+    pub fn new(queries: usize, head_dim: usize) -> Self {
+        assert!(queries > 0 && head_dim > 0, "{queries} queries of {head_dim}");
+        let mut part = Self { head_dim, max: Vec::new(), sum: Vec::new(), out: Vec::new() };
+        part.resize(queries);
+        part
+    }
+
+    /// Has place for so many queries from now on.
+    pub fn resize(&mut self, queries: usize) {
+        self.max.resize(queries, f32::NEG_INFINITY);
+        self.sum.resize(queries, 0.0);
+        self.out.resize(queries * self.head_dim, 0.0);
     }
 
     /// The parts of a sequence of `length` positions.
@@ -74,8 +106,8 @@ impl Attended {
         (0..length).step_by(Self::SEGMENT).map(move |at| at..length.min(at + Self::SEGMENT))
     }
 
-    /// Number of query heads.
-    pub fn heads(&self) -> usize {
+    /// Number of queries.
+    pub fn queries(&self) -> usize {
         self.max.len()
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::generic::attention::Query;
 use super::generic::delta::DeltaStep;
-use super::{Attended, Kernels, KeyValues};
+use super::{Attended, Kernels, KeyValues, Queries};
 
 /// All operands of an elementwise function have one length.
 #[track_caller]
@@ -145,42 +145,39 @@ impl Kernels {
         unsafe { (self.0.delta_step)(s, &DeltaStep { k, q, v, decay, beta }, y) }
     }
 
-    /// Attention of the query heads of one key head over `positions`: head h's query is `q[h · q_stride..]`, scores are
-    /// `q·k · scale`. Replaces what `part` held. For bytes that do not depend on threads, `positions` is one of
-    /// [`Attended::segments`] and the parts go to [`Kernels::merge`].
+    /// Attention of `queries`, which share a key head, over those of `positions` that each of them sees: scores are
+    /// `q·k · scale`. Replaces what `part` held, which has as many queries as there are. For bytes that do not depend on
+    /// threads or rows, `positions` is one of [`Attended::segments`] and the parts go to [`Kernels::merge`].
     ///
     /// # Panics
     /// If the queries or `kv` are too short.
     pub fn attend(
         &self,
-        q: &[f32],
-        q_stride: usize,
+        queries: Queries<'_>,
         kv: KeyValues<'_>,
         positions: Range<usize>,
         scale: f32,
         part: &mut Attended,
     ) {
-        let (heads, d) = (part.heads(), part.head_dim());
-        assert!(
-            q_stride >= d && q.len() >= (heads - 1) * q_stride + d,
-            "{} is short for {heads} queries",
-            q.len()
-        );
+        let d = part.head_dim();
+        let n = part.queries();
+        assert!(queries.holds(n, d), "{} elements are no {n} queries", queries.q.len());
         assert!(kv.holds(&positions, d), "keys and values end before position {}", positions.end);
         // SAFETY: see above.
-        unsafe { (self.0.attend)(&Query { q, q_stride, kv, positions, scale }, part) }
+        unsafe { (self.0.attend)(&Query { queries, kv, positions, scale }, part) }
     }
 
-    /// `out [heads, head_dim]`: the parts of a sequence, in order, as one softmax.
+    /// `out [n, head_dim]`: what the parts, in order, have of `n` queries from `query` on, as one softmax. They are the
+    /// parts that those queries see something of.
     ///
     /// # Panics
     /// If the shapes do not agree.
-    pub fn merge(&self, parts: &[Attended], out: &mut [f32]) {
+    pub fn merge(&self, parts: &[Attended], query: usize, out: &mut [f32]) {
         for part in parts {
-            same(part.out.len(), out.len());
             same(part.head_dim(), parts[0].head_dim());
+            assert!(part.out.len() >= query * part.head_dim() + out.len(), "{} queries", part.queries());
         }
         // SAFETY: see above.
-        unsafe { (self.0.merge)(parts, out) }
+        unsafe { (self.0.merge)(parts, query, out) }
     }
 }

@@ -45,7 +45,7 @@ use spinetail_core::Format;
 
 pub use activations::Activations;
 use activations::{Form, width_index};
-pub use attention::{Attended, KeyValues};
+pub use attention::{Attended, KeyValues, Queries};
 use generic::integer::{Operands, PRODUCTS};
 use generic::panels::Unpacked;
 pub use isa::{Isa, UnknownIsa};

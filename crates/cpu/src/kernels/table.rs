@@ -53,7 +53,7 @@ pub(super) struct Table {
     pub(super) conv_silu: unsafe fn(&[f32], &[f32], &[f32], &mut [f32]),
     pub(super) narrow: unsafe fn(&[f32], &mut [u16]),
     pub(super) attend: unsafe fn(&Query<'_>, &mut Attended),
-    pub(super) merge: unsafe fn(&[Attended], &mut [f32]),
+    pub(super) merge: unsafe fn(&[Attended], usize, &mut [f32]),
     pub(super) delta_step: unsafe fn(&mut [f32], &DeltaStep<'_>, &mut [f32]),
 }
 
@@ -252,7 +252,7 @@ macro_rules! table {
             conv_silu = elementwise::conv_silu::<$vector>, (taps: &[f32], past: &[f32], x: &[f32], out: &mut [f32]);
             narrow = elementwise::narrow::<$vector>, (x: &[f32], out: &mut [u16]);
             attend = attention::attend::<$vector>, (query: &attention::Query<'_>, part: &mut Attended);
-            merge = attention::merge::<$vector>, (parts: &[Attended], out: &mut [f32]);
+            merge = attention::merge::<$vector>, (parts: &[Attended], query: usize, out: &mut [f32]);
             delta_step = delta::delta_step::<$vector>, (s: &mut [f32], o: &delta::DeltaStep<'_>, y: &mut [f32]);
         }
 

@@ -24,6 +24,9 @@ pub(super) trait Vector: Copy {
     /// Eight f32 of the same instruction set.
     type Eight: Eight;
 
+    /// Whether registers hold some twenty of them, not some six.
+    const MANY: bool = false;
+
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self;
     /// Reads 16 f32.
@@ -60,6 +63,8 @@ pub(super) trait Vector: Copy {
     unsafe fn max_lane(self) -> f32;
     /// The sum of all lanes: halves added, lane by lane, until one is left.
     unsafe fn sum(self) -> f32;
+    /// The [`Vector::sum`] of each.
+    unsafe fn four_sums(of: [Self; 4]) -> [f32; 4];
     /// Writes 16 integers from −128 to 127 as i8.
     unsafe fn to_i8(self, p: *mut i8);
     /// Codes 0–15 (`half` 0) or 16–31 (`half` 1) of the 32 that begin at `unit`, as floats. Reads within the unit's

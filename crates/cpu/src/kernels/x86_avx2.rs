@@ -115,6 +115,14 @@ impl Vector for F32x16 {
         Eight::sum(_mm256_add_ps(self.0[0], self.0[1]))
     }
     #[inline(always)]
+    unsafe fn four_sums(of: [Self; 4]) -> [f32; 4] {
+        let mut halves = [_mm256_setzero_ps(); 4];
+        for (half, x) in halves.iter_mut().zip(of) {
+            *half = _mm256_add_ps(x.0[0], x.0[1]);
+        }
+        four_sums(halves)
+    }
+    #[inline(always)]
     unsafe fn to_i8(self, p: *mut i8) {
         let (a, b) = (_mm256_cvtps_epi32(self.0[0]), _mm256_cvtps_epi32(self.0[1]));
         // In-lane packing takes a0–3 b0–3 | a4–7 b4–7: the middle quarters change places.
@@ -142,6 +150,25 @@ unsafe fn larger_magnitude(a: __m256, b: __m256) -> __m256 {
     let mask = _mm256_set1_epi32(i32::MAX);
     let (a, b) = (_mm256_castps_si256(a), _mm256_castps_si256(b));
     _mm256_castsi256_ps(_mm256_max_epi32(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)))
+}
+
+/// The [`Eight::sum`] of each.
+///
+/// # Safety
+/// As [`Vector::four_sums`].
+#[inline(always)]
+pub(super) unsafe fn four_sums([a, b, c, d]: [__m256; 4]) -> [f32; 4] {
+    // Fours of a and b, of c and d; twos of a and c, then b and d.
+    let ab = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+    let cd = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(c, d), _mm256_permute2f128_ps::<0x31>(c, d));
+    let (low, high) =
+        (_mm256_shuffle_ps::<0b01_00_01_00>(ab, cd), _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd));
+    let two = _mm256_add_ps(low, high);
+    let one = _mm256_add_ps(two, _mm256_movehdup_ps(two));
+    let (ac, bd) = (_mm256_castps256_ps128(one), _mm256_extractf128_ps::<1>(one));
+    let mut out = [0.0; 4];
+    _mm_storeu_ps(out.as_mut_ptr(), _mm_blend_ps::<0b1010>(ac, _mm_moveldup_ps(bd)));
+    out
 }
 
 /// Codes `8 · at..8 · at + 8` of the 32 that begin at `unit`.

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use super::bits::shifts;
 use super::table::{Table, table};
 use super::vector::{Eight, Vector};
-use super::x86_avx2::{self, words};
+use super::x86_avx2::{self, four_sums, words};
 
 /// Sixteen f32 in one register.
 #[derive(Clone, Copy)]
@@ -17,6 +17,8 @@ pub(super) struct Wide(pub(super) __m512);
 
 impl Vector for Wide {
     type Eight = __m256;
+
+    const MANY: bool = true;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -95,7 +97,11 @@ impl Vector for Wide {
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        Eight::sum(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0)))
+        Eight::sum(half_sums(self.0))
+    }
+    #[inline(always)]
+    unsafe fn four_sums([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        four_sums([half_sums(a.0), half_sums(b.0), half_sums(c.0), half_sums(d.0)])
     }
     #[inline(always)]
     unsafe fn to_i8(self, p: *mut i8) {
@@ -114,6 +120,15 @@ impl Vector for Wide {
         let codes = _mm512_and_si512(_mm512_srlv_epi32(words, shifts), _mm512_set1_epi32((1 << BITS) - 1));
         Self(_mm512_cvtepi32_ps(codes))
     }
+}
+
+/// The halves, added.
+///
+/// # Safety
+/// As [`Vector::sum`].
+#[inline(always)]
+unsafe fn half_sums(x: __m512) -> __m256 {
+    _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x))
 }
 
 /// The kernels of AVX-512.

@@ -115,11 +115,11 @@ pub(crate) fn attend(o: &Query<'_>, part: &mut Attended) {
     let row = |bytes: &[u8], position: usize| -> Vec<f32> {
         (0..d).map(|i| dtype.get(&bytes[position * o.kv.stride..], i)).collect()
     };
-    for head in 0..part.heads() {
-        let q = &o.q[head * o.q_stride..][..d];
+    for query in 0..part.queries() {
+        let q = &o.queries.q[o.at(query)..][..d];
         let (mut largest, mut total, mut out) = (f32::NEG_INFINITY, 0.0f32, vec![0.0f32; d]);
-        for first in o.positions.clone().step_by(LANES) {
-            let block = first..o.positions.end.min(first + LANES);
+        for first in (o.positions.start..o.end(query)).step_by(LANES) {
+            let block = first..o.end(query).min(first + LANES);
             let scores: Vec<f32> = block.clone().map(|j| dot(q, &row(o.kv.keys, j)) * o.scale).collect();
             let found = scores.iter().copied().fold(f32::NEG_INFINITY, max);
             let old = largest;
@@ -133,21 +133,21 @@ pub(crate) fn attend(o: &Query<'_>, part: &mut Attended) {
                 add_scaled(&mut out, weight, &row(o.kv.values, j));
             }
         }
-        (part.max[head], part.sum[head]) = (largest, total);
-        part.out[head * d..(head + 1) * d].copy_from_slice(&out);
+        (part.max[query], part.sum[query]) = (largest, total);
+        part.out[query * d..(query + 1) * d].copy_from_slice(&out);
     }
 }
 
-pub(crate) fn merge(parts: &[Attended], out: &mut [f32]) {
+pub(crate) fn merge(parts: &[Attended], query: usize, out: &mut [f32]) {
     out.fill(0.0);
     let Some(first) = parts.first() else { return };
-    for (head, out) in out.chunks_exact_mut(first.head_dim).enumerate() {
-        let largest = parts.iter().map(|p| p.max[head]).fold(f32::NEG_INFINITY, |a, b| max(b, a));
+    for (query, out) in (query..).zip(out.chunks_exact_mut(first.head_dim)) {
+        let largest = parts.iter().map(|p| p.max[query]).fold(f32::NEG_INFINITY, |a, b| max(b, a));
         let mut total = 0.0f32;
         for part in parts {
-            let weight = exp(part.max[head] - largest);
-            total = part.sum[head].mul_add(weight, total);
-            add_scaled(out, weight, &part.out[head * part.head_dim..]);
+            let weight = exp(part.max[query] - largest);
+            total = part.sum[query].mul_add(weight, total);
+            add_scaled(out, weight, &part.out[query * part.head_dim..]);
         }
         out.iter_mut().for_each(|x| *x /= total);
     }

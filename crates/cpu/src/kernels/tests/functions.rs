@@ -2,7 +2,7 @@
 
 use super::random::Random;
 use super::{all, assert_same, fast_ones};
-use crate::kernels::{Attended, Isa, Kernels, KeyValues};
+use crate::kernels::{Attended, Isa, Kernels, KeyValues, Queries};
 
 const LENGTHS: [usize; 14] = [1, 2, 7, 15, 16, 17, 31, 32, 33, 64, 100, 128, 129, 515];
 
@@ -203,11 +203,12 @@ fn attention(k: Kernels, heads: usize, d: usize, q: &[f32], kv: KeyValues<'_>, l
     let mut parts = Vec::new();
     for positions in Attended::segments(length) {
         let mut part = Attended::new(heads, d);
-        k.attend(q, d + 1, kv, positions, 0.3, &mut part);
+        let queries = Queries { q, heads, head_stride: d + 1, row_stride: 0, position: length - 1 };
+        k.attend(queries, kv, positions, 0.3, &mut part);
         parts.push(part);
     }
     let mut out = vec![0.0; heads * d];
-    k.merge(&parts, &mut out);
+    k.merge(&parts, 0, &mut out);
     out
 }
 
@@ -252,6 +253,35 @@ fn attention_is_a_softmax_over_positions() {
 }
 
 #[test]
+fn rows_see_what_they_see_alone() {
+    let mut r = Random(15);
+    for (rows, heads, d, position) in [(3, 1, 16, 0), (16, 8, 64, 500), (5, 3, 80, 1020), (17, 2, 33, 30)] {
+        let (length, stride) = (position + rows, d + 3);
+        let (head_stride, row_stride) = (d + 1, heads * (d + 1) + 2);
+        let q = r.units(rows * row_stride);
+        let [keys, values] = [0, 1].map(|_| r.units(length * stride));
+        let kv = KeyValues::f32(&keys, &values, stride);
+        for k in all() {
+            let parts: Vec<Attended> = Attended::segments(length)
+                .map(|positions| {
+                    let mut part = Attended::new(rows * heads, d);
+                    let queries = Queries { q: &q, heads, head_stride, row_stride, position };
+                    k.attend(queries, kv, positions, 0.3, &mut part);
+                    part
+                })
+                .collect();
+            for row in 0..rows {
+                let seen = position + row + 1;
+                let mut out = vec![0.0; heads * d];
+                k.merge(&parts[..seen.div_ceil(Attended::SEGMENT)], row * heads, &mut out);
+                let alone = attention(k, heads, d, &q[row * row_stride..], kv, seen);
+                assert_same(&out, &alone, &format!("{} row {row} of {rows} at {position}", k.isa()));
+            }
+        }
+    }
+}
+
+#[test]
 fn attention_survives_large_scores() {
     for k in all() {
         let keys: Vec<f32> = (0..40).map(|j| if j == 20 { 3e4 } else { -3e4 }).collect();
@@ -266,5 +296,6 @@ fn attention_survives_large_scores() {
 fn keys_that_are_missing_are_refused() {
     let x = [0.0; 8];
     let k = Kernels::detect();
-    k.attend(&x, 4, KeyValues::f32(&x, &x, 4), 0..3, 1.0, &mut Attended::new(1, 4));
+    let queries = Queries { q: &x, heads: 1, head_stride: 4, row_stride: 4, position: 2 };
+    k.attend(queries, KeyValues::f32(&x, &x, 4), 0..3, 1.0, &mut Attended::new(1, 4));
 }
