@@ -1,8 +1,9 @@
 //! Who computes: threads, kernels and precision, and the one operation that takes nearly all of the time.
 
-use spinetail_core::{Affine, Format};
+use spinetail_core::{Affine, Format, ModelConfig};
 use spinetail_model::BackendError;
 
+use crate::attention;
 use crate::kernels::{Activations, Isa, Kernels, SharedOut, Weights};
 use crate::pool::{Pool, PoolOptions};
 
@@ -36,6 +37,15 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// How numbers are computed.
     pub precision: Precision,
+}
+
+impl CpuOptions {
+    /// Bytes that a backend with these options takes to attend in sequences of up to `context` positions, whatever the
+    /// batch.
+    pub fn attention_scratch_bytes(&self, c: &ModelConfig, context: u32) -> u64 {
+        let threads = self.threads.unwrap_or(PoolOptions::default().threads);
+        attention::scratch_bytes(&c.attention, context as usize, threads) as u64
+    }
 }
 
 /// Bytes of weights that a thread takes at a time: some microseconds of work.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use spinetail_checkpoint::open_model;
 use spinetail_core::{ModelConfig, Projection, dense_specs};
-use spinetail_cpu::Precision;
+use spinetail_cpu::{CpuOptions, Precision};
 
 use crate::bench::TokenBytes;
 use crate::error::EngineError;
@@ -37,7 +37,8 @@ pub struct ModelSummary {
     pub plan: MemoryPlan,
 }
 
-/// Looks at the container or checkpoint folder at `path`, as if it were to be run at `context` positions in `precision`.
+/// Looks at the container or checkpoint folder at `path`, as if it were to be run at `context` positions in `precision`
+/// with as many threads as an engine takes unless told.
 pub fn inspect(
     path: &Path,
     context: u32,
@@ -49,7 +50,8 @@ pub fn inspect(
     if context == 0 || context as usize > c.max_positions {
         return Err(EngineError::Context { asked: context, max: c.max_positions });
     }
-    let plan = MemoryPlan::new(&*source, context, precision, memory_bytes)?;
+    let cpu = CpuOptions { precision, ..CpuOptions::default() };
+    let plan = MemoryPlan::new(&*source, context, &cpu, memory_bytes)?;
     let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
     let mut formats: BTreeMap<String, u64> = BTreeMap::new();
     let (mut dense, mut active) = (0, 0);

@@ -1,7 +1,7 @@
 //! How a memory budget is divided before anything is loaded.
 
 use spinetail_core::{ModelConfig, ModelSource, dense_specs};
-use spinetail_cpu::Precision;
+use spinetail_cpu::CpuOptions;
 use spinetail_store::slot_bytes;
 
 use crate::error::EngineError;
@@ -17,7 +17,7 @@ pub struct MemoryPlan {
     pub kv_bytes: u64,
     /// DeltaNet states of one session, and one saved copy.
     pub state_bytes: u64,
-    /// Activations of a batch of up to [`SHORT_ROWS`](Self::SHORT_ROWS) rows, and logits.
+    /// Activations of a batch of up to [`SHORT_ROWS`](Self::SHORT_ROWS) rows, what attention holds of its rows, and logits.
     pub scratch_bytes: u64,
     /// Rows of a batch at most: of a prompt, so many tokens are run at a time. No output depends on it.
     pub chunk_rows: usize,
@@ -55,12 +55,12 @@ impl MemoryPlan {
     /// Rows of a batch that there is always memory for; a prompt's chunks are multiples of so many.
     pub const SHORT_ROWS: usize = 64;
 
-    /// Divides `budget_bytes` (without one, most of what the machine has free) among what the model needs at `context` positions in
-    /// `precision`; the rest is for expert slots.
+    /// Divides `budget_bytes` (without one, most of what the machine has free) among what the model needs at `context` positions on
+    /// a backend with options `cpu`; the rest is for expert slots.
     pub fn new(
         source: &dyn ModelSource,
         context: u32,
-        precision: Precision,
+        cpu: &CpuOptions,
         budget_bytes: Option<u64>,
     ) -> Result<Self, EngineError> {
         let c = source.config();
@@ -71,9 +71,11 @@ impl MemoryPlan {
         let records_bytes = slot_bytes * (c.layers.len() * c.moe.experts) as u64;
         let plan = Self {
             dense_bytes,
-            kv_bytes: (c.kv_elements_per_token() * precision.kv_element_bytes()) as u64 * u64::from(context),
+            kv_bytes: (c.kv_elements_per_token() * cpu.precision.kv_element_bytes()) as u64
+                * u64::from(context),
             state_bytes: 2 * 4 * c.state_elements() as u64,
-            scratch_bytes: 4 * (Self::SHORT_ROWS * row_elements(c) + 2 * c.vocab) as u64,
+            scratch_bytes: 4 * (Self::SHORT_ROWS * row_elements(c) + 2 * c.vocab) as u64
+                + cpu.attention_scratch_bytes(c, context),
             chunk_rows: Self::SHORT_ROWS,
             prompt_bytes: 0,
             row_bytes: 4 * row_elements(c) as u64,

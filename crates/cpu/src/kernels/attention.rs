@@ -89,7 +89,8 @@ impl Attended {
     /// For so many queries, row by row. Nothing found yet.
     pub fn new(queries: usize, head_dim: usize) -> Self {
         assert!(queries > 0 && head_dim > 0, "{queries} queries of {head_dim}");
-        let mut part = Self { head_dim, max: Vec::new(), sum: Vec::new(), out: Vec::new() };
+        let (max, sum) = (Vec::with_capacity(queries), Vec::with_capacity(queries));
+        let mut part = Self { head_dim, max, sum, out: Vec::with_capacity(queries * head_dim) };
         part.resize(queries);
         part
     }
@@ -104,6 +105,12 @@ impl Attended {
     /// The parts of a sequence of `length` positions.
     pub fn segments(length: usize) -> impl Iterator<Item = Range<usize>> {
         (0..length).step_by(Self::SEGMENT).map(move |at| at..length.min(at + Self::SEGMENT))
+    }
+
+    /// Bytes of memory, but for the value itself.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<f32>() * (self.max.capacity() + self.sum.capacity() + self.out.capacity())
     }
 
     /// Number of queries.
