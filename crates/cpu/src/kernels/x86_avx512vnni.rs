@@ -92,7 +92,6 @@ impl Panel for Dot512 {
         halves: usize,
         x: [*const u8; N],
     ) -> [Wide; N] {
-        // Even and odd steps apart: an instruction takes longer than those of one step.
         let (mut even, mut odd) = ([_mm512_setzero_si512(); N], [_mm512_setzero_si512(); N]);
         for pair in 0..4 * halves {
             let w = codes.add(128 * pair);
@@ -100,16 +99,22 @@ impl Panel for Dot512 {
             for n in 0..N {
                 let x = x[n].add(8 * pair).cast::<i32>();
                 even[n] = _mm512_dpbusd_epi32(even[n], a, _mm512_set1_epi32(x.read_unaligned()));
-                odd[n] = _mm512_dpbusd_epi32(odd[n], b, _mm512_set1_epi32(x.add(1).read_unaligned()));
+                // An instruction takes longer than those of one step: few inputs have even and odd steps apart.
+                let sums = if N < APART { &mut odd } else { &mut even };
+                sums[n] = _mm512_dpbusd_epi32(sums[n], b, _mm512_set1_epi32(x.add(1).read_unaligned()));
             }
         }
         let mut out = [Wide(_mm512_setzero_ps()); N];
         for n in 0..N {
-            out[n] = Wide(_mm512_cvtepi32_ps(_mm512_add_epi32(even[n], odd[n])));
+            let sum = if N < APART { _mm512_add_epi32(even[n], odd[n]) } else { even[n] };
+            out[n] = Wide(_mm512_cvtepi32_ps(sum));
         }
         out
     }
 }
+
+/// So many chains of products keep the processor busy.
+const APART: usize = 12;
 
 /// Transposes sixteen rows of sixteen words.
 ///
@@ -180,7 +185,7 @@ pub(super) const TABLE: Table = Table {
     panels: panels!(
         "avx512vnni,avx512vbmi,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c",
         Dot512,
-        8,
+        12,
         4,
         {all: 8},
         [all; 6]

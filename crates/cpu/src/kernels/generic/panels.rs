@@ -5,6 +5,7 @@
 //! order, and then one sum of the eight. Only where they lie differs: there they are the lanes of one vector, here one
 //! lane of eight vectors.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use spinetail_core::Affine;
@@ -66,8 +67,25 @@ impl Panels {
                 // SAFETY: as the caller promises.
                 unsafe {
                     (self.unpack)(w, a, row, memory);
+                    fetch_ahead(w, a, these.end..rows.end.min(these.end + LANES));
                     (self.multiply)(memory, x, inputs.clone(), these, out);
                 }
+            }
+        }
+    }
+}
+
+/// Asks for the rows of the next panel while this one is multiplied: each is read from its own place, a little at a time,
+/// which no processor foresees.
+fn fetch_ahead(w: &Weights<'_>, a: Affine, rows: Range<usize>) {
+    let (stride, part) = (a.code_bytes(w.columns), w.columns / a.group_size * a.scales.bytes());
+    for (bytes, stride) in [(w.weight, stride), (w.scales, part), (w.biases, part)] {
+        for line in bytes[rows.start * stride..rows.end * stride].chunks(64) {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: it is a hint, and the line is there.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast());
             }
         }
     }
@@ -176,9 +194,11 @@ unsafe fn tile<P: Panel, const BITS: usize, const N: usize>(
     for n in 1..N {
         x_rows[n] = x.row((inputs.start + n).min(inputs.end - 1));
     }
-    // SAFETY: as the caller promises: inputs and panel have codes, scales and sums for every group.
+    // SAFETY: as the caller promises: inputs and panel have codes, scales and sums for every group; all lanes are written
+    // before they are read.
     unsafe {
-        let mut lanes = [[P::Floats::splat(0.0); N]; CHUNK];
+        // Zeros would cost as much as some groups.
+        let mut lanes = [[MaybeUninit::<P::Floats>::uninit(); N]; CHUNK];
         for lane in 0..CHUNK {
             let mut sums = [P::Floats::splat(0.0); N];
             for g in (lane..p.groups).step_by(CHUNK) {
@@ -199,11 +219,12 @@ unsafe fn tile<P: Panel, const BITS: usize, const N: usize>(
             // What groups past the end add: nothing, but to a zero its sign.
             let past = !p.groups.is_multiple_of(CHUNK) && lane >= p.groups % CHUNK;
             for n in 0..N {
-                lanes[lane][n] = if past { sums[n].add(P::Floats::splat(0.0)) } else { sums[n] };
+                lanes[lane][n].write(if past { sums[n].add(P::Floats::splat(0.0)) } else { sums[n] });
             }
         }
         for n in 0..N.min(inputs.len()) {
-            let four = |i: usize| lanes[i][n].add(lanes[i + 4][n]);
+            let lane = |i: usize| lanes[i][n].assume_init();
+            let four = |i: usize| lane(i).add(lane(i + 4));
             let sum = four(0).add(four(2)).add(four(1).add(four(3)));
             for (row, value) in rows.clone().zip(sum.to_array()) {
                 out.set(inputs.start + n, row, value);
