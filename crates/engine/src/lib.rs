@@ -10,6 +10,7 @@ pub mod drive;
 mod dump;
 mod engine;
 mod error;
+mod estimate;
 mod generate;
 mod hot;
 mod inspect;
@@ -28,6 +29,7 @@ pub use engine::{
     UnknownIsa, UnknownPolicy, load_text,
 };
 pub use error::EngineError;
+pub use estimate::{Estimate, MachineSpeed, Routing};
 pub use generate::{Answer, Event, GenerateOptions};
 pub use inspect::{ModelSummary, inspect};
 pub use memory::MemoryPlan;

@@ -9,6 +9,9 @@ use clap::builder::ValueHint;
 use serde_json::{Value, json};
 use spinetail_engine::drive::{DriveId, DriveProbe, DriveProfile, DriveProfiles, probe_drive};
 use spinetail_engine::machine::{Machine, MachineRates, Rates};
+use spinetail_engine::{EngineOptions, Precision, inspect};
+
+use super::speed::Basis;
 
 use crate::args::GlobalArgs;
 use crate::output::{self, note};
@@ -66,6 +69,11 @@ pub(crate) fn run(a: &DoctorArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
         print_machine(&mut out, &machine, &rates)?;
         if let Some(drive) = &drive {
             print_drive(&mut out, drive)?;
+            let summary = inspect(&drive.model, EngineOptions::default().context, Precision::Fast, None)?;
+            if super::speed::is_large(&summary) {
+                let basis = Basis { rates: rates.all, drive: Some(drive.probe.chosen), trace: None };
+                super::speed::print(&mut out, &summary, &basis)?;
+            }
         }
     }
     out.flush()?;

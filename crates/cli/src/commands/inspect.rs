@@ -5,12 +5,16 @@ use std::path::PathBuf;
 
 use clap::builder::ValueHint;
 use spinetail_core::LayerKind;
+use spinetail_engine::drive::{DriveId, DriveProfiles};
+use spinetail_engine::machine::MachineRates;
 use spinetail_engine::{EngineOptions, ModelSummary, inspect};
+
+use super::speed::Basis;
 
 use crate::args::{GlobalArgs, PrecisionArg};
 use crate::settings::{CONTEXT, MEMORY, PRECISION, Settings};
 use crate::units::size;
-use crate::{models, output};
+use crate::{dirs, models, output};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct InspectArgs {
@@ -26,6 +30,9 @@ pub(crate) struct InspectArgs {
     /// Memory the process may use, such as 2.6GiB
     #[arg(long, value_name = "SIZE", value_parser = MEMORY.parse)]
     memory: Option<u64>,
+    /// Estimate hits from a trace of this model that --trace recorded, instead of from published ones
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    trace: Option<PathBuf>,
 }
 
 pub(crate) fn run(a: &InspectArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
@@ -36,9 +43,26 @@ pub(crate) fn run(a: &InspectArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let path = models::find(&a.model, &mut settings)?;
     settings.print();
     let summary = inspect(&path, context, precision, memory)?;
+    let trace = a.trace.as_deref().map(super::replay::read_trace).transpose()?;
+    if let Some(trace) = &trace {
+        super::replay::check_shape(&path, &summary, trace.header())?;
+    }
     let mut out = output::out();
     writeln!(out, "model        {}", path.display())?;
     print(&mut out, &summary, context)?;
+    // What takes no time is shown before what does.
+    out.flush()?;
+    if !super::speed::is_large(&summary) {
+        return Ok(());
+    }
+    let drive = dirs::drives().and_then(|folder| {
+        DriveProfiles::new(folder).recall(&DriveId::of(&path).ok()?).unwrap_or_else(|e| {
+            output::note(&format!("{e}\n"));
+            None
+        })
+    });
+    let rates = MachineRates::measure(None, None).all;
+    super::speed::print(&mut out, &summary, &Basis { rates, drive, trace: trace.as_ref() })?;
     out.flush()?;
     Ok(())
 }

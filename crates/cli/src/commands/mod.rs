@@ -17,6 +17,7 @@ mod repack;
 mod replay;
 mod rm;
 mod serve;
+mod speed;
 mod verify;
 
 use std::fs::File;

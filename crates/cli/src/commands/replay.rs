@@ -1,12 +1,12 @@
 //! `spinetail replay`
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use clap::builder::ValueHint;
 use serde_json::{Value, json};
-use spinetail_engine::{EngineOptions, MemoryPlan, inspect};
+use spinetail_engine::{EngineOptions, MemoryPlan, ModelSummary, inspect};
 use spinetail_store::policy::{DecayedLfu, PolicyKind};
 use spinetail_store::replay::{Outcome, ReplayOptions, TraceStats, replay};
 use spinetail_store::trace::{Trace, TraceHeader, model_id};
@@ -91,7 +91,7 @@ struct Costs {
 }
 
 pub(crate) fn run(a: &ReplayArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
-    let trace = read(a)?;
+    let trace = read_trace(&a.trace)?;
     let header = trace.header();
     let stats = TraceStats::new(&trace);
     if stats.decode_tokens == 0 {
@@ -132,10 +132,11 @@ pub(crate) fn run(a: &ReplayArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn read(a: &ReplayArgs) -> anyhow::Result<Trace> {
-    let name = a.trace.display();
+/// Reads what --trace recorded.
+pub(super) fn read_trace(path: &Path) -> anyhow::Result<Trace> {
+    let name = path.display();
     let cannot = |e| anyhow!("cannot read {name}: {e}; give the file that --trace recorded");
-    let file = std::fs::File::open(&a.trace).map_err(cannot)?;
+    let file = std::fs::File::open(path).map_err(cannot)?;
     let mut bytes = Vec::new();
     file.take(MAX_TRACE_BYTES + 1).read_to_end(&mut bytes).map_err(cannot)?;
     if bytes.len() as u64 > MAX_TRACE_BYTES {
@@ -202,7 +203,7 @@ fn caches(a: &ReplayArgs, globals: &GlobalArgs, header: &TraceHeader) -> anyhow:
 /// How the model of `--model` divides its memory.
 fn plan(
     a: &ReplayArgs,
-    model: &std::path::Path,
+    model: &Path,
     globals: &GlobalArgs,
     header: &TraceHeader,
 ) -> anyhow::Result<MemoryPlan> {
@@ -211,19 +212,25 @@ fn plan(
     let context = settings.pick_or(&CONTEXT, a.context, EngineOptions::default().context)?;
     let precision = settings.pick_or(&PRECISION, a.precision, PrecisionArg::Fast)?;
     let summary = inspect(&path, context, precision.into(), None)?;
-    let shape = (summary.config.layers.len(), summary.config.moe.experts, summary.plan.slot_bytes);
-    let recorded = (usize::from(header.layers), usize::from(header.experts), header.slot_bytes);
-    if shape != recorded {
-        bail!(
-            "{} has layers, experts and bytes of a slot of {shape:?}, the trace {recorded:?}; give the model that was recorded",
-            path.display()
-        );
-    }
+    check_shape(&path, &summary, header)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     if header.model_id != 0 && header.model_id != model_id(&name) {
         output::note(&format!("note: the trace was recorded of a model that was not called {name}\n"));
     }
     Ok(summary.plan)
+}
+
+/// That a trace was recorded of a model of this shape.
+pub(super) fn check_shape(model: &Path, summary: &ModelSummary, header: &TraceHeader) -> anyhow::Result<()> {
+    let shape = (summary.config.layers.len(), summary.config.moe.experts, summary.plan.slot_bytes);
+    let recorded = (usize::from(header.layers), usize::from(header.experts), header.slot_bytes);
+    if shape != recorded {
+        bail!(
+            "{} has layers, experts and bytes of a slot of {shape:?}, the trace {recorded:?}; give the model that was recorded",
+            model.display()
+        );
+    }
+    Ok(())
 }
 
 struct Row<'c> {
