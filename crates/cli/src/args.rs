@@ -97,6 +97,14 @@ pub(crate) struct EngineArgs {
     /// How numbers are computed [default: fast]
     #[arg(long, value_enum)]
     pub(crate) precision: Option<PrecisionArg>,
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// What of the machine an engine may use, and how: flags of every command that runs a model, whatever else it takes.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub(crate) struct MachineArgs {
     /// Memory the process may use, such as 2.6GiB; experts get what is left of it
     #[arg(long, value_name = "SIZE", value_parser = set::MEMORY.parse, allow_negative_numbers = true)]
     pub(crate) memory: Option<u64>,

@@ -3,14 +3,22 @@
 //! Perplexity alone hides what a rounding did: where one token gains what another loses, it stays as it was. The
 //! Kullback–Leibler divergence of a prediction does not. Must not average over documents, as `perplexity`.
 
+use std::io::Read;
+
+use crate::documents::encode;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::perplexity::{Perplexity, cost, encode, log_sum_exp};
+use crate::perplexity::{Perplexity, cost, log_sum_exp};
 use crate::session::{Observer, Progress, Session};
 use crate::text::SampleError;
 
 /// Tokens of which the reference's logits are held at once.
 const ROWS: usize = 64;
+
+/// Bytes of those logits.
+pub(crate) fn rows_bytes(vocab: usize) -> u64 {
+    (ROWS * vocab * size_of::<f32>()) as u64
+}
 
 /// How far a model is from its reference on a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,15 +62,14 @@ impl Divergence {
 pub fn divergence(
     engine: &Engine,
     reference: &Engine,
-    text: &str,
+    text: &mut dyn Read,
     documents: usize,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Divergence, EngineError> {
-    let documents = encode(engine, text, documents)?;
-    let vocabs = [engine, reference].map(|e| e.config().vocab);
-    if vocabs[0] != vocabs[1] || encode(reference, text, documents.len())? != documents {
-        return Err(EngineError::Incomparable { vocab: vocabs[0], reference: vocabs[1] });
+    if engine.config().vocab != reference.config().vocab {
+        return Err(EngineError::incomparable(engine, reference));
     }
+    let documents = encode(engine, Some(reference), text, documents)?;
     let total = documents.iter().map(Vec::len).sum();
     let nothing = Perplexity { documents: documents.len(), tokens: 0, nats: 0.0 };
     let mut found = Divergence { model: nothing, reference: nothing, same_top: 0, kl_nats: Vec::new() };

@@ -3,6 +3,7 @@
 use spinetail_checkpoint::CheckpointError;
 use spinetail_model::{BackendError, StepError};
 
+use crate::engine::Engine;
 use crate::memory::MemoryPlan;
 use crate::text::{ParamError, SampleError, TextError};
 
@@ -56,6 +57,20 @@ pub enum EngineError {
         /// What takes them.
         plan: Box<MemoryPlan>,
     },
+    /// The budget does not cover what two models need that are in memory together.
+    #[error(
+        "a memory budget of {} MiB is too small for two models at once: they need at least {} MiB together ({} and {}, and {} \
+         for comparing); raise the memory budget or lower the context",
+        *.budget >> 20, mib(.least.iter().sum::<u64>() + .comparing), mib(.least[0]), mib(.least[1]), mib(*.comparing)
+    )]
+    SharedBudget {
+        /// Bytes given.
+        budget: u64,
+        /// Bytes that each needs at least.
+        least: [u64; 2],
+        /// Bytes for comparing them.
+        comparing: u64,
+    },
     /// A prompt without tokens.
     #[error("the prompt is empty: there is nothing to continue; give at least one token of text")]
     EmptyPrompt,
@@ -66,6 +81,31 @@ pub enum EngineError {
         tokens: usize,
         /// Positions of the session.
         context: usize,
+    },
+    /// A text far past the context, of which not all tokens were counted.
+    #[error(
+        "at least {least} tokens do not fit the context of {context}; shorten the text or raise the context"
+    )]
+    TextTooLong {
+        /// Tokens that it certainly has.
+        least: usize,
+        /// Positions of the session.
+        context: usize,
+    },
+    /// A text of several documents that has more tokens than are kept.
+    #[error("the text has more than {limit} tokens; take fewer of its documents, or cut it")]
+    TextTooLarge {
+        /// The bound.
+        limit: usize,
+    },
+    /// A text that cannot be read.
+    #[error("cannot read the text: {0}; give a file that can be read")]
+    Input(std::io::Error),
+    /// A text that is none.
+    #[error("the text is not UTF-8 from byte {at} on; convert it first")]
+    NotUtf8 {
+        /// Where the first byte is that belongs to no character.
+        at: u64,
     },
     /// Two models whose predictions are not about the same tokens.
     #[error(
@@ -94,12 +134,23 @@ pub enum EngineError {
     Broken,
 }
 
+impl EngineError {
+    pub(crate) fn incomparable(engine: &Engine, reference: &Engine) -> Self {
+        Self::Incomparable { vocab: engine.config().vocab, reference: reference.config().vocab }
+    }
+}
+
+/// Rounded up: what is said to be enough is.
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
 fn budget_message(budget: u64, minimum: u64, p: &MemoryPlan) -> String {
-    let mib = |b: u64| b.div_ceil(1 << 20);
     format!(
         "a memory budget of {} MiB is too small for this model: it needs at least {} MiB (dense weights {} MiB, KV cache {}, \
          states {}, scratch {}, process {}, one token's experts {}); raise the memory budget or lower the context",
-        mib(budget),
+        // Rounded down, so that it never looks like enough.
+        budget >> 20,
         mib(minimum),
         mib(p.dense_bytes),
         mib(p.kv_bytes),

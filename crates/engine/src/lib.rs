@@ -6,6 +6,7 @@
 mod bench;
 mod chat;
 mod divergence;
+mod documents;
 pub mod drive;
 mod dump;
 mod engine;
@@ -18,6 +19,7 @@ pub mod machine;
 mod memory;
 mod perplexity;
 mod session;
+mod share;
 pub mod text;
 
 pub use bench::{BenchOptions, Measured, TokenBytes};
@@ -35,3 +37,4 @@ pub use inspect::{ModelSummary, inspect};
 pub use memory::MemoryPlan;
 pub use perplexity::{Perplexity, perplexity};
 pub use session::{Observer, Progress, Session};
+pub use share::{SharedBudget, share_budget};

@@ -127,6 +127,11 @@ impl MemoryPlan {
         self.fixed_bytes() + self.slot_bytes * self.top_k
     }
 
+    /// The budget past which more memory makes nothing faster: every expert, and the longest batches.
+    pub fn useful_bytes(&self) -> u64 {
+        self.fixed_bytes() + self.records_bytes + self.longer_bytes(self.most_chunk_rows)
+    }
+
     /// Everything but the expert slots and what a prompt borrows.
     pub fn fixed_bytes(&self) -> u64 {
         self.dense_bytes + self.kv_bytes + self.state_bytes + self.scratch_bytes + self.process_bytes
@@ -140,7 +145,7 @@ impl MemoryPlan {
 
 /// The budget of a process that was given none: most of what the machine has free, so that others find some as well, or
 /// all of it if the model would not run otherwise. Without knowledge of the machine, four gigabytes more than the least.
-fn default_budget(minimum: u64) -> u64 {
+pub(crate) fn default_budget(minimum: u64) -> u64 {
     let machine = Machine::look();
     let free = match (machine.available_bytes, machine.limit_bytes) {
         (Some(free), Some(limit)) => free.min(limit),

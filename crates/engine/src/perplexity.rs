@@ -2,13 +2,13 @@
 //!
 //! Must not average over documents: every predicted token weighs the same, whatever document it stands in.
 
+use std::io::Read;
+
+use crate::documents::encode;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::session::{Observer, Progress};
 use crate::text::SampleError;
-
-/// Ends a document in a text of several.
-const MARKER: &str = "<|endoftext|>";
 
 /// How well a text was predicted.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,16 +35,17 @@ impl Perplexity {
 }
 
 /// Predicts each token of the first `documents` documents of `text`, each alone. A document ends with `<|endoftext|>`,
-/// which is part of it; what follows the last one counts if it is more than white space.
+/// which is part of it; what follows the last one counts if it is more than white space. The text is read as far as it is
+/// needed; each document has to fit the context, which is seen before any is run.
 ///
 /// `progress` is told tokens run and tokens to run.
 pub fn perplexity(
     engine: &Engine,
-    text: &str,
+    text: &mut dyn Read,
     documents: usize,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Perplexity, EngineError> {
-    let documents = encode(engine, text, documents)?;
+    let documents = encode(engine, None, text, documents)?;
     let total = documents.iter().map(Vec::len).sum();
     let mut result = Perplexity { documents: documents.len(), tokens: 0, nats: 0.0 };
     let mut session = engine.session()?;
@@ -64,23 +65,6 @@ pub fn perplexity(
         return Err(EngineError::EmptyPrompt);
     }
     Ok(result)
-}
-
-/// The tokens of the first `documents` documents of `text`, each of which has to fit the context.
-pub(crate) fn encode(engine: &Engine, text: &str, documents: usize) -> Result<Vec<Vec<u32>>, EngineError> {
-    let documents: Vec<Vec<u32>> =
-        split(text).take(documents).map(|d| engine.encode(d)).collect::<Result<_, _>>()?;
-    let context = engine.inner.context as usize;
-    match documents.iter().map(Vec::len).find(|&n| n > context) {
-        Some(tokens) => Err(EngineError::PromptTooLong { tokens, context }),
-        None => Ok(documents),
-    }
-}
-
-/// The documents of a text, each with its marker.
-fn split(text: &str) -> impl Iterator<Item = &str> {
-    let documents = text.split_inclusive(MARKER);
-    documents.filter(|d| !d.trim().is_empty())
 }
 
 /// Adds up what one document's tokens cost.
@@ -130,14 +114,6 @@ pub(crate) fn log_sum_exp(logits: &[f32]) -> Result<f64, SampleError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn documents_keep_their_marker() {
-        let text = "one<|endoftext|>two\n<|endoftext|>\n three";
-        assert_eq!(split(text).collect::<Vec<_>>(), ["one<|endoftext|>", "two\n<|endoftext|>", "\n three"]);
-        assert_eq!(split("one<|endoftext|>\n").count(), 1);
-        assert_eq!(split(" \n").count(), 0);
-    }
 
     #[test]
     fn costs_are_those_of_the_softmax() {

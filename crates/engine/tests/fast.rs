@@ -28,7 +28,7 @@ fn fast_is_within_its_published_distance_from_exact() {
         Engine::open(&root.join("models/pip.qpack"), &options, &mut |_, _| {}).unwrap()
     };
     let (fast, exact) = (open(Precision::Fast), open(Precision::Exact));
-    let d = divergence(&fast, &exact, &text, usize::MAX, &mut |_| {}).unwrap();
+    let d = divergence(&fast, &exact, &mut text.as_bytes(), usize::MAX, &mut |_| {}).unwrap();
     let (ours, theirs) = (d.model.perplexity(), d.reference.perplexity());
     println!(
         "{} tokens: perplexity {ours:.5} for {theirs:.5}, KL mean {:.2e}, 99.9 % {:.2e}, worst {:.2e}, same likeliest {:.4}",

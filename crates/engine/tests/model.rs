@@ -64,7 +64,10 @@ fn a_conversation_becomes_ids() {
     let messages = [Message::new("user", "What is the capital of Spain?")];
     let prompt = |kwargs: Value| {
         let kwargs = kwargs.as_object().unwrap();
-        model.prompt(&ChatInput { messages: &messages, tools: None, kwargs, add_generation_prompt: true })
+        model.prompt(
+            &ChatInput { messages: &messages, tools: None, kwargs, add_generation_prompt: true },
+            usize::MAX,
+        )
     };
     assert!(prompt(json!({})).unwrap().0.opens_thinking());
     assert!(!prompt(json!({"enable_thinking": false})).unwrap().0.opens_thinking());
@@ -88,7 +91,7 @@ fn prompts_and_answers_of_the_reference() {
         let tools = row["tools"].as_array().map(Vec::as_slice);
         let kwargs = kwargs.as_object().unwrap();
         let input = ChatInput { messages: &messages, tools, kwargs, add_generation_prompt: true };
-        let (prompt, ids) = model.prompt(&input).unwrap();
+        let (prompt, ids) = model.prompt(&input, usize::MAX).unwrap();
         assert_eq!(prompt.text(), row["prompt"].as_str().unwrap());
         assert_eq!(json!(ids), row["prompt_ids"]);
         let output: Vec<u32> = serde_json::from_value(row["output_ids"].clone()).unwrap();
@@ -113,5 +116,5 @@ fn without_a_template_raw_prompts_still_work() {
     let kwargs = Map::new();
     let messages = [Message::new("user", "hi")];
     let input = ChatInput { messages: &messages, tools: None, kwargs: &kwargs, add_generation_prompt: true };
-    assert!(model.prompt(&input).unwrap_err().to_string().contains("no chat template"));
+    assert!(model.prompt(&input, usize::MAX).unwrap_err().to_string().contains("no chat template"));
 }

@@ -114,7 +114,7 @@ impl ApiError {
     }
 
     /// A prompt that leaves no room.
-    pub(crate) fn context(param: &'static str, tokens: usize, context: usize) -> ApiError {
+    pub(crate) fn context(param: &'static str, tokens: impl std::fmt::Display, context: usize) -> ApiError {
         let message = format!(
             "This model's maximum context length is {context} tokens. However, the prompt has {tokens} tokens. Please \
              reduce its length, or start the server with a larger context."
@@ -127,7 +127,10 @@ impl ApiError {
         match error {
             EngineError::Text(error) => ApiError::from_text(error, field),
             EngineError::Param(error) => error.clone().into(),
-            EngineError::PromptTooLong { tokens, context } => ApiError::context(field, *tokens, *context),
+            EngineError::PromptTooLong { tokens, context } => ApiError::context(field, tokens, *context),
+            EngineError::TextTooLong { least, context } => {
+                ApiError::context(field, format_args!("at least {least}"), *context)
+            }
             EngineError::EmptyPrompt => ApiError::bad_field(field, error),
             other => ApiError::internal(other.to_string()),
         }

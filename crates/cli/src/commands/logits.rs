@@ -6,9 +6,9 @@ use anyhow::bail;
 use clap::builder::ValueHint;
 use spinetail_engine::dump_logits;
 
-use crate::args::{GlobalArgs, PrecisionArg};
+use crate::args::{GlobalArgs, MachineArgs, PrecisionArg};
 use crate::models;
-use crate::settings::{EngineSettings, MEMORY, Settings};
+use crate::settings::{EngineSettings, Settings};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LogitsArgs {
@@ -24,20 +24,18 @@ pub(crate) struct LogitsArgs {
     /// Also write `layers.N.output` [tokens, hidden]
     #[arg(long)]
     layers: bool,
-    /// How numbers are computed; whatever the configuration says, exact unless given here
-    #[arg(long, value_enum, default_value_t = PrecisionArg::Exact)]
-    precision: PrecisionArg,
-    /// Memory the process may use, such as 2.6GiB
-    #[arg(long, value_name = "SIZE", value_parser = MEMORY.parse)]
-    memory: Option<u64>,
+    /// How numbers are computed, whatever the configuration says [default: exact]
+    #[arg(long, value_enum)]
+    precision: Option<PrecisionArg>,
+    #[command(flatten)]
+    machine: MachineArgs,
 }
 
 pub(crate) fn run(a: &LogitsArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let mut settings = Settings::load(globals)?;
-    let memory = settings.pick(&MEMORY, a.memory)?;
     let context = u32::try_from(a.tokens.len())?;
+    let asked = EngineSettings::for_comparing(&a.machine, Some(context), a.precision, &mut settings)?;
     let path = models::find(&a.model, &mut settings)?;
-    let asked = EngineSettings::new(memory, Some(context), a.precision.into());
     let engine = super::open(&path, &asked, &mut settings)?;
     settings.print();
     let vocab = engine.config().vocab;

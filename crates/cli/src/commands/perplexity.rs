@@ -1,18 +1,19 @@
 //! `spinetail perplexity`
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 
 use clap::builder::ValueHint;
-use spinetail_engine::{Divergence, Engine, Perplexity, Precision, Progress, divergence, perplexity};
+use spinetail_engine::{
+    Divergence, Engine, EngineError, ModelSummary, Perplexity, Precision, Progress, divergence, inspect,
+    perplexity, share_budget,
+};
 
-use crate::args::{GlobalArgs, PrecisionArg};
-use crate::input::read_text;
-use crate::models;
+use crate::args::{GlobalArgs, MachineArgs, PrecisionArg};
 use crate::output::{self, Bar};
-use crate::settings::{CONTEXT, EngineSettings, MEMORY, Settings};
-
-const MAX_TEXT_BYTES: u64 = 256 << 20;
+use crate::settings::{CONTEXT, EngineSettings, MEMORY, Origin, Settings};
+use crate::units::size;
+use crate::{input, models};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PerplexityArgs {
@@ -25,37 +26,39 @@ pub(crate) struct PerplexityArgs {
     /// Only the first N documents
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     documents: Option<u64>,
+    /// Also say how far the predictions are from those of this model, computed exactly; both share the memory
+    #[arg(long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    against: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
     /// Positions of the context: the longest document [default: 4096, or what the model was made for]
-    #[arg(long, value_name = "N", value_parser = CONTEXT.parse)]
+    #[arg(long, value_name = "N", value_parser = CONTEXT.parse, allow_negative_numbers = true)]
     context: Option<u32>,
-    /// How numbers are computed; whatever the configuration says, exact unless given here
-    #[arg(long, value_enum, default_value_t = PrecisionArg::Exact)]
-    precision: PrecisionArg,
-    /// Also say how far the predictions are from those of this model, computed exactly
-    #[arg(long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
-    against: Option<PathBuf>,
-    /// Memory the process may use, such as 2.6GiB; with --against, half of it for each model
-    #[arg(long, value_name = "SIZE", value_parser = MEMORY.parse)]
-    memory: Option<u64>,
+    /// How numbers are computed, whatever the configuration says [default: exact]
+    #[arg(long, value_enum)]
+    precision: Option<PrecisionArg>,
+    #[command(flatten)]
+    machine: MachineArgs,
 }
 
 pub(crate) fn run(a: &PerplexityArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let mut settings = Settings::load(globals)?;
-    let memory = settings.pick(&MEMORY, a.memory)?;
     let context = settings.pick(&CONTEXT, a.context)?;
-    let text = read_text(&a.text, "the text", MAX_TEXT_BYTES)?;
-    let share = if a.against.is_some() { memory.map(|m| m / 2) } else { memory };
-    let mut open = |model: &PathBuf, precision: Precision| {
-        let path = models::find(model, &mut settings)?;
-        super::open(&path, &EngineSettings::new(share, context, precision), &mut settings)
+    let asked = EngineSettings::for_comparing(&a.machine, context, a.precision, &mut settings)?;
+    let mut text = input::open(&a.text, "the text")?;
+    let path = models::find(&a.model, &mut settings)?;
+    let (engine, reference) = match &a.against {
+        None => (super::open(&path, &asked, &mut settings)?, None),
+        Some(model) => {
+            let other = models::find(model, &mut settings)?;
+            let [engine, reference] = open_both([&path, &other], &asked, &mut settings)?;
+            (engine, Some(reference))
+        }
     };
-    let engine = open(&a.model, a.precision.into())?;
-    let reference = a.against.as_ref().map(|m| open(m, Precision::Exact)).transpose()?;
     settings.print();
-    let (result, distance) = measure(a, &engine, reference.as_ref(), &text)?;
+    let measured = measure(a, &engine, reference.as_ref(), &mut text);
+    let (result, distance) = measured.map_err(|e| input::named(e, &a.text))?;
     let mut out = output::out();
     if a.json {
         writeln!(out, "{}", object(&result, distance.as_ref()))?;
@@ -66,12 +69,54 @@ pub(crate) fn run(a: &PerplexityArgs, globals: &GlobalArgs) -> anyhow::Result<()
     Ok(())
 }
 
+/// Opens a model as asked, and its reference in exact, within one budget.
+fn open_both(
+    paths: [&Path; 2],
+    asked: &EngineSettings,
+    settings: &mut Settings,
+) -> anyhow::Result<[Engine; 2]> {
+    let mut both = [asked.clone(), asked.clone()];
+    both[1].options.precision = Precision::Exact;
+    let [model, reference] = [0, 1].map(|i| summary(paths[i], &both[i]));
+    let (model, reference) = (model?, reference?);
+    let budget = asked.options.memory_bytes;
+    let shared = share_budget([&model.plan, &reference.plan], model.config.vocab, budget)?;
+    settings.note(MEMORY.key, size(shared.total_bytes()), Origin::Default);
+    let mut open = |i: usize| {
+        both[i].options.memory_bytes = Some(shared.parts_bytes[i]);
+        super::open(paths[i], &both[i], settings)
+    };
+    let engines = [open(0)?, open(1)?];
+    if engines.iter().any(|e| e.plan().slots_bytes < e.plan().records_bytes) {
+        let [first, second] = shared.parts_bytes.map(size);
+        output::note(&format!(
+            "using {} of memory for both models: {first} and {second}, and {} for comparing; --memory sets it\n",
+            size(shared.total_bytes()),
+            size(shared.comparing_bytes)
+        ));
+    }
+    Ok(engines)
+}
+
+/// What a model takes, at the context that it will be opened with.
+fn summary(path: &Path, asked: &EngineSettings) -> anyhow::Result<ModelSummary> {
+    let o = &asked.options;
+    // The budget of both is divided when both are known.
+    let look = |context| inspect(path, context, o.precision, Some(u64::MAX));
+    Ok(match look(o.context) {
+        Err(EngineError::Context { max, .. }) if asked.context_may_shrink && max > 0 => {
+            look(u32::try_from(max)?)?
+        }
+        summary => summary?,
+    })
+}
+
 fn measure(
     a: &PerplexityArgs,
     engine: &Engine,
     reference: Option<&Engine>,
-    text: &str,
-) -> anyhow::Result<(Perplexity, Option<Divergence>)> {
+    text: &mut dyn Read,
+) -> Result<(Perplexity, Option<Divergence>), EngineError> {
     let most = a.documents.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
     let bar = Bar::tokens("predicting");
     let mut progress = |p: Progress| bar.set(p.done as u64, p.total as u64);

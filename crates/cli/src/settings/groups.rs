@@ -15,7 +15,7 @@ use super::{
     TEMPERATURE, THREADS, TOP_K, TOP_P, VERIFY_READS,
 };
 use crate::args::{
-    EngineArgs, ExpertArgs, LookaheadArg, PagesArg, PrecisionArg, ReadsArg, SamplingArgs, Switch,
+    EngineArgs, ExpertArgs, LookaheadArg, MachineArgs, PagesArg, PrecisionArg, ReadsArg, SamplingArgs, Switch,
 };
 use crate::{dirs, output};
 
@@ -38,7 +38,7 @@ pub(crate) struct EngineSettings {
     reads: Reads,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Reads {
     mode: Option<ReadMode>,
     pages: Option<Pages>,
@@ -47,15 +47,38 @@ struct Reads {
 
 impl EngineSettings {
     pub(crate) fn resolve(a: &EngineArgs, s: &mut Settings) -> anyhow::Result<Self> {
-        let memory_bytes = s.pick(&MEMORY, a.memory)?;
         let context = s.pick(&CONTEXT, a.context)?;
-        let precision = s.pick_or(&PRECISION, a.precision, PrecisionArg::Fast)?.into();
-        let mut this = Self::new(memory_bytes, context, precision);
-        this.options.threads = s.pick(&THREADS, a.threads)?;
-        this.options.isa = s.pick(&ISA, a.isa)?;
-        this.reads = reads(&a.experts, s)?;
-        this.options.experts = experts(&a.experts, s)?;
-        Ok(this)
+        let precision = s.pick_or(&PRECISION, a.precision, PrecisionArg::Fast)?;
+        Self::with(&a.machine, context, precision.into(), s)
+    }
+
+    /// For commands that compare: they have their own say about the context and the precision, and none about the rest.
+    pub(crate) fn for_comparing(
+        a: &MachineArgs,
+        context: Option<u32>,
+        precision: Option<PrecisionArg>,
+        s: &mut Settings,
+    ) -> anyhow::Result<Self> {
+        let origin = if precision.is_some() { Origin::Flag } else { Origin::Default };
+        let precision = precision.unwrap_or(PrecisionArg::Exact);
+        s.note(PRECISION.key, (PRECISION.show)(&precision), origin);
+        Self::with(a, context, precision.into(), s)
+    }
+
+    fn with(
+        a: &MachineArgs,
+        context: Option<u32>,
+        precision: Precision,
+        s: &mut Settings,
+    ) -> anyhow::Result<Self> {
+        let mut options =
+            EngineOptions { memory_bytes: s.pick(&MEMORY, a.memory)?, precision, ..EngineOptions::default() };
+        options.context = context.unwrap_or(options.context);
+        options.threads = s.pick(&THREADS, a.threads)?;
+        options.isa = s.pick(&ISA, a.isa)?;
+        let reads = reads(&a.experts, s)?;
+        options.experts = experts(&a.experts, s)?;
+        Ok(Self { options, context_may_shrink: context.is_none(), reads })
     }
 
     /// Settles how experts are read: as somebody said, else as the drive under `model` was found to be read fastest.
@@ -63,7 +86,9 @@ impl EngineSettings {
         let found = dirs::drives().and_then(|folder| {
             let drive = DriveId::of(model).ok()?;
             DriveProfiles::new(folder).recall(&drive).unwrap_or_else(|e| {
-                output::note(&format!("{e}\n"));
+                // A command may open two models on one drive.
+                static SAID: std::sync::Once = std::sync::Once::new();
+                SAID.call_once(|| output::note(&format!("{e}\n")));
                 None
             })
         });
@@ -82,12 +107,6 @@ impl EngineSettings {
         if self.reads.readers.is_none() {
             s.note(READERS.key, e.readers.to_string(), origin);
         }
-    }
-
-    pub(crate) fn new(memory_bytes: Option<u64>, context: Option<u32>, precision: Precision) -> Self {
-        let mut options = EngineOptions { memory_bytes, precision, ..EngineOptions::default() };
-        options.context = context.unwrap_or(options.context);
-        Self { options, context_may_shrink: context.is_none(), reads: Reads::default() }
     }
 }
 

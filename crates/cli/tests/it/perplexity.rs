@@ -68,3 +68,67 @@ fn what_cannot_be_measured_is_refused() {
     let args = ["perplexity", "pip", "--text", "-", "--against", other.to_str().unwrap()];
     run_with_input(&mut spinetail(args), b"The cat sat.").refused(1);
 }
+
+/// One budget for both models, which the one who gives too little is told in full.
+#[test]
+fn two_models_share_one_budget() {
+    let measure = |flags: &[&str]| {
+        let args = ["perplexity", "pip", "--text", "-", "--verbose"];
+        run_with_input(spinetail(args).args(flags), b"The cat sat on the mat.")
+    };
+    let refused = measure(&["--against", "pip", "--memory", "1MiB"]).refused(1);
+    assert!(refused.contains("two models at once"), "{refused}");
+    let least = |text: &str| -> u64 {
+        let (_, rest) = text.split_once("at least ").unwrap();
+        rest.split_once(" MiB").unwrap().0.parse().unwrap()
+    };
+    let both = least(&refused);
+    let alone = least(&measure(&["--memory", "1MiB"]).refused(1));
+    assert!(both >= 2 * alone - 1, "{both} {alone}");
+    let enough = measure(&["--against", "pip", "--memory", &format!("{both}MiB")]);
+    let line = enough.err.lines().find(|l| l.contains("for both models")).expect("a line");
+    assert!(line.contains("for comparing"), "{line}");
+    enough.ok();
+    measure(&["--against", "pip", "--memory", &format!("{}MiB", both - 1)]).refused(1);
+    // Without a budget as with one, both are in what is said to be used.
+    let memory = |flags: &[&str]| -> f64 {
+        let run = measure(flags);
+        let line = run.err.lines().find(|l| l.starts_with("memory")).expect("a line").to_owned();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let (one, two) = (memory(&[]), memory(&["--against", "pip"]));
+    assert!(two > 1.9 * one, "{one} MiB, {two} MiB");
+}
+
+/// Of a text no more is read than is asked for, whether or not it ends.
+#[cfg(unix)]
+#[test]
+fn a_text_is_read_as_far_as_it_is_needed() {
+    use std::io::{Read, Write};
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    let args = ["perplexity", "pip", "--text", "-", "--documents", "1", "--json"];
+    let mut child = spinetail(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut text = child.stdin.take().unwrap();
+    text.write_all(b"The cat sat.<|endoftext|>A dog").unwrap();
+    let start = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if start.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            panic!("it waits for more of the text");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(text);
+    let mut out = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    let object: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(object["documents"], 1);
+    let endless = say(["perplexity", "pip", "--text", "/dev/zero"]).refused(1);
+    assert!(endless.contains("context of 4096"), "{endless}");
+    let refused = run_with_input(&mut spinetail(["perplexity", "pip", "--text", "-"]), b"caf\xE9").refused(1);
+    assert!(refused.contains("standard input is not UTF-8 text from byte 3"), "{refused}");
+    say(["perplexity", "pip", "--text", "/no/such/file"]).refused(1);
+    assert!(say(["perplexity", "pip", "--text", "/"]).refused(1).contains("cannot read the text from /"));
+}

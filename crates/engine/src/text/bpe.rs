@@ -163,6 +163,11 @@ impl Bpe {
         self.tokens.get(id as usize).filter(|bytes| !bytes.is_empty())
     }
 
+    /// Bytes of the longest token.
+    pub(super) fn longest_bytes(&self) -> usize {
+        (0..self.tokens.len()).filter_map(|id| self.tokens.get(id)).map(<[u8]>::len).max().unwrap_or(0)
+    }
+
     /// One past the largest id.
     pub(super) fn size(&self) -> usize {
         self.tokens.len()

@@ -45,6 +45,14 @@ pub enum TokenizerError {
         /// The bound.
         limit: usize,
     },
+    /// A text of more tokens than it may have.
+    #[error("the text has at least {least} tokens, where at most {limit} are taken; shorten it")]
+    TooManyTokens {
+        /// Tokens that it certainly has.
+        least: usize,
+        /// The bound.
+        limit: usize,
+    },
     /// The splitting pattern gave up on this text.
     #[error(
         "the text cannot be split into words ({reason}); shorten runs of more than a million white-space characters"

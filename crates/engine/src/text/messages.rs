@@ -86,6 +86,16 @@ impl Message {
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
         Message { role: role.into(), content: Some(Content::Text(content.into())), ..Message::default() }
     }
+
+    /// The texts of its content.
+    pub(super) fn texts(&self) -> impl Iterator<Item = &str> {
+        let (text, parts) = match &self.content {
+            Some(Content::Text(text)) => (Some(text), &[][..]),
+            Some(Content::Parts(parts)) => (None, &parts[..]),
+            None => (None, &[][..]),
+        };
+        text.into_iter().chain(parts.iter().filter_map(|part| part.text.as_ref())).map(String::as_str)
+    }
 }
 
 /// A message in the form for templates.

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::defaults::SamplingDefaults;
 use super::error::{TemplateError, TextError, TokenizerError};
+use super::messages::Message;
 use super::prompt::Prompt;
 use super::template::{ChatInput, ChatTemplate, TemplateFiles};
 use super::tokenizer::{Tokenizer, Tokens};
@@ -97,12 +98,31 @@ impl TextModel {
         &self.defaults
     }
 
-    /// Renders a conversation and encodes it.
-    pub fn prompt(&self, input: &ChatInput<'_>) -> Result<(Prompt, Vec<u32>), TextError> {
+    /// Encodes a text of at most `limit` tokens, in which special tokens are recognised. One that has more is refused
+    /// without being encoded to its end.
+    pub fn encode(&self, text: &str, limit: usize) -> Result<Vec<u32>, TextError> {
+        Ok(self.tokenizer.encode_within(text, limit)?)
+    }
+
+    /// A text of more bytes than these has more than `tokens` tokens, whatever is in it.
+    pub fn most_bytes(&self, tokens: usize) -> usize {
+        self.tokenizer.most_bytes(tokens)
+    }
+
+    /// Renders a conversation and encodes it. One of more than `limit` tokens is refused, where a user's words alone are
+    /// more before it is rendered.
+    pub fn prompt(&self, input: &ChatInput<'_>, limit: usize) -> Result<(Prompt, Vec<u32>), TextError> {
         let template =
             self.template.as_ref().map_err(|error| TextError::NoTemplate { reason: error.to_string() })?;
+        // Rendering makes some copies of all of it. Templates trim what users say and leave out none of it, other than
+        // what an assistant thought.
+        let said = input.messages.iter().filter(|message| message.role == "user");
+        let least = said.flat_map(Message::texts).map(|text| self.tokenizer.least_tokens(text.trim())).sum();
+        if least > limit {
+            return Err(TokenizerError::TooManyTokens { least, limit }.into());
+        }
         let prompt = template.render(input, &self.tokenizer.special_texts())?;
-        let ids = self.tokenizer.encode_prompt(&prompt)?;
+        let ids = self.tokenizer.encode_prompt_within(&prompt, limit)?;
         Ok((prompt, ids))
     }
 }
