@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::Cli;
+use interrupt::Interrupted;
 use settings::UsageError;
 
 fn main() -> ExitCode {
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read our output has seen enough.
         Err(e) if output::is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) if e.is::<Interrupted>() => ExitCode::from(interrupt::STATUS),
         Err(e) => {
             output::error(&e);
             ExitCode::from(if e.is::<UsageError>() { 2 } else { 1 })

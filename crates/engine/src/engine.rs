@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use spinetail_checkpoint::{CheckpointError, OpenOptions, open_model_with};
 use spinetail_container::{Container, ContainerError, Kind, detect, read_small_file};
@@ -140,6 +140,9 @@ impl Compute {
 }
 
 impl Engine {
+    /// Compute threads at most.
+    pub const MAX_THREADS: usize = spinetail_cpu::MAX_THREADS;
+
     /// Opens the container or checkpoint folder at `path` and reads its dense weights into memory.
     ///
     /// `progress` is told bytes read and bytes to read.
@@ -257,6 +260,12 @@ impl Engine {
         Ok(())
     }
 
+    /// Keeps what was learned of the model's routing, as the last clone does when it is dropped: for programs that end in
+    /// another way. Does nothing while a step runs.
+    pub fn remember_experts(&self) {
+        self.inner.remember_experts();
+    }
+
     /// Counters of the expert store.
     pub fn store_stats(&self) -> StoreStats {
         self.compute().store.stats()
@@ -316,8 +325,19 @@ fn expert_store(
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.remember_experts();
+    }
+}
+
+impl Inner {
+    fn remember_experts(&self) {
         let Some(hot) = &self.hot else { return };
-        let store = &self.compute.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).store;
+        let compute = match self.compute.try_lock() {
+            Ok(compute) => compute,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let store = &compute.store;
         // A few tokens say nothing that was not known before, and with every record in memory there is nothing to choose.
         if store.stats().uses() < MIN_USES_TO_LEARN || store.holds_everything() {
             return;

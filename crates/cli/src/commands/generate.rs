@@ -11,6 +11,7 @@ use spinetail_engine::{Answer, Engine, Event, GenerateOptions};
 use super::Recording;
 use crate::args::{EngineArgs, GlobalArgs, SamplingArgs, Switch, TraceArgs};
 use crate::input::read_text;
+use crate::interrupt::{Interrupt, Interrupted};
 use crate::models;
 use crate::output::{self, Bar};
 use crate::settings::{EngineSettings, SYSTEM, SamplingSettings, Settings, THINKING};
@@ -81,7 +82,8 @@ pub(crate) fn run(a: &GenerateArgs, globals: &GlobalArgs) -> anyhow::Result<()> 
         prompt: prompt(a)?,
     };
     let path = models::find(&a.model, &mut settings)?;
-    let trace = Recording::create(&a.trace)?;
+    Recording::check(&a.trace)?;
+    let interrupt = Interrupt::install();
     let engine = super::open(&path, &engine_settings, &mut settings)?;
     let defaults = engine.text()?;
     let thinking = plan.chat.as_ref().is_some_and(|c| c.thinking);
@@ -89,9 +91,11 @@ pub(crate) fn run(a: &GenerateArgs, globals: &GlobalArgs) -> anyhow::Result<()> 
     settings.print();
     let options =
         GenerateOptions { show_special: true, ..plan.sampling.options(defaults.defaults(), thinking) };
-    let recording = Recording::start(&engine, trace);
-    let answer = answer(&engine, plan, &options, a.json)?;
+    let (tokens, mark) = encode(&engine, plan.prompt, plan.chat)?;
+    let recording = Recording::start(&engine, &a.trace)?;
+    let answer = answer(&engine, (&tokens, mark), &options, a.json, &interrupt);
     recording.map_or(Ok(()), Recording::finish)?;
+    let answer = answer?;
     if a.stats {
         output::stats(&engine, &answer);
     }
@@ -125,33 +129,47 @@ fn encode(engine: &Engine, prompt: String, chat: Option<Chat>) -> anyhow::Result
     Ok((prompt.tokens, prompt.mark_at))
 }
 
-fn answer(engine: &Engine, plan: Plan, options: &GenerateOptions, json: bool) -> anyhow::Result<Answer> {
-    let (tokens, mark) = encode(engine, plan.prompt, plan.chat)?;
+fn answer(
+    engine: &Engine,
+    (tokens, mark): (&[u32], Option<usize>),
+    options: &GenerateOptions,
+    json: bool,
+    interrupt: &Interrupt,
+) -> anyhow::Result<Answer> {
     let mut session = engine.session()?;
     let (mut out, terminal) = (output::out(), io::stdout().is_terminal());
     let mut failed = None;
     let mut bar = Some(Bar::tokens("reading the prompt"));
-    let answer = session.answer(&tokens, mark, options, &mut |event| match event {
-        Event::Prefill(p) => {
-            if let Some(bar) = &bar {
-                bar.set(p.done as u64, p.total as u64);
+    interrupt.answering();
+    let answer = session.answer(tokens, mark, options, &mut |event| {
+        match event {
+            Event::Prefill(p) => {
+                if let Some(bar) = &bar {
+                    bar.set(p.done as u64, p.total as u64);
+                }
             }
-            ControlFlow::Continue(())
-        }
-        Event::Token { text, .. } => {
-            bar = None;
-            if json {
-                ControlFlow::Continue(())
-            } else {
-                write_piece(&mut out, &output::printable(text, terminal), &mut failed)
+            Event::Token { text, .. } => {
+                bar = None;
+                if !json {
+                    write_piece(&mut out, &output::printable(text, terminal), &mut failed)?;
+                }
             }
+            _ => {}
         }
-        _ => ControlFlow::Continue(()),
-    })?;
+        if interrupt.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
     drop(bar);
     if let Some(error) = failed {
         return Err(error.into());
     }
+    if interrupt.is_stopped() {
+        if !json {
+            writeln!(out)?;
+        }
+        return Err(Interrupted.into());
+    }
+    interrupt.idle();
+    let answer = answer?;
     if json {
         writeln!(out, "{}", object(engine, &answer))?;
     } else {

@@ -129,40 +129,68 @@ fn open(path: &Path, asked: &EngineSettings, settings: &mut Settings) -> anyhow:
     Ok(engine)
 }
 
-/// A trace that is being recorded.
+/// A trace that is being recorded. Without a step there is none: a run that fails before its first leaves no file that
+/// would be in the way of the next.
 struct Recording<'a> {
     engine: Engine,
     file: &'a Path,
+    ended: bool,
 }
 
 impl<'a> Recording<'a> {
-    /// Makes the file, before a model is loaded for nothing.
-    fn create(a: &'a TraceArgs) -> anyhow::Result<Option<(&'a Path, File)>> {
-        let Some(path) = &a.trace else { return Ok(None) };
-        let file = File::create_new(path).map_err(|e| {
-            let fix = match e.kind() {
-                io::ErrorKind::AlreadyExists => "it is there already; choose another name, or remove it",
-                _ => "choose another place",
-            };
-            anyhow!("cannot record to {}: {e}; {fix}", path.display())
-        })?;
-        Ok(Some((path, file)))
-    }
-
-    fn start(engine: &Engine, created: Option<(&'a Path, File)>) -> Option<Self> {
-        let (path, file) = created?;
-        engine.start_trace(Box::new(file));
-        Some(Self { engine: engine.clone(), file: path })
-    }
-
-    fn finish(self) -> anyhow::Result<()> {
-        match self.engine.finish_trace() {
-            Ok(_) => Ok(()),
-            Err(e) => Err(anyhow!(
-                "cannot record to {}: {e}; make room, or choose another place",
-                self.file.display()
-            )),
+    /// Looks whether the file can be made, before a model is loaded for nothing.
+    fn check(a: &TraceArgs) -> anyhow::Result<()> {
+        let Some(path) = &a.trace else { return Ok(()) };
+        if path.symlink_metadata().is_ok() {
+            return Err(cannot_record(path, &io::ErrorKind::AlreadyExists.into()));
         }
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        match folder.metadata() {
+            Ok(m) if m.is_dir() => Ok(()),
+            Ok(_) => Err(cannot_record(path, &io::ErrorKind::NotADirectory.into())),
+            Err(e) => Err(cannot_record(path, &e)),
+        }
+    }
+
+    /// Makes the file, once nothing but the run itself can fail.
+    fn start(engine: &Engine, a: &'a TraceArgs) -> anyhow::Result<Option<Self>> {
+        let Some(path) = &a.trace else { return Ok(None) };
+        let file = File::create_new(path).map_err(|e| cannot_record(path, &e))?;
+        engine.start_trace(Box::new(file));
+        Ok(Some(Self { engine: engine.clone(), file: path, ended: false }))
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        self.end().map_err(|e| {
+            anyhow!("cannot record to {}: {e}; make room, or choose another place", self.file.display())
+        })
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.ended = true;
+        if self.engine.finish_trace()? == 0 {
+            std::fs::remove_file(self.file)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            // On the way out with another error.
+            let _ = self.end();
+        }
+    }
+}
+
+fn cannot_record(path: &Path, e: &io::Error) -> anyhow::Error {
+    let path = path.display();
+    match e.kind() {
+        io::ErrorKind::AlreadyExists => {
+            anyhow!("there is something at {path} already; give --trace another name, or remove it")
+        }
+        _ => anyhow!("cannot record to {path}: {e}; give --trace another place"),
     }
 }
 

@@ -9,6 +9,8 @@ mod containers;
 mod doctor;
 mod generate;
 mod hostile;
+#[cfg(unix)]
+mod interrupted;
 mod manners;
 mod names;
 mod perplexity;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use crate::common::{run, say, spinetail};
 
@@ -15,7 +15,11 @@ struct Served {
 impl Served {
     /// Starts on a port of the system's choosing and reads the address from standard error.
     fn start() -> (Self, BufReader<std::process::ChildStderr>) {
-        let mut child = spinetail(["serve", "pip", "--port", "0"]).stderr(Stdio::piped()).spawn().unwrap();
+        Self::start_with(&mut spinetail(["serve", "pip", "--port", "0"]))
+    }
+
+    fn start_with(command: &mut Command) -> (Self, BufReader<std::process::ChildStderr>) {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut address = None;
         while address.is_none() {
@@ -53,6 +57,29 @@ fn it_goes_on_when_nobody_reads_its_log() {
         assert!(served.get("/health").starts_with("HTTP/1.1 200"));
         assert!(served.get("/v1/models").contains("\"pip\""));
     }
+}
+
+/// Ctrl-C keeps what was learned, also while a client is still answered.
+#[cfg(unix)]
+#[test]
+fn what_was_learned_is_kept_at_the_end() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let state = tempfile::tempdir().unwrap();
+    let mut command = spinetail(["serve", "pip", "--port", "0", "--memory", "34MiB"]);
+    let (mut served, _log) = Served::start_with(command.env("XDG_STATE_HOME", state.path()));
+    let body = r#"{"prompt": "Once upon a time", "max_tokens": 2000, "stream": true, "stop": "never said"}"#;
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        served.address,
+        body.len()
+    );
+    let mut stream = TcpStream::connect(&served.address).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    stream.read_exact(&mut [0; 60_000]).unwrap();
+    kill_process(Pid::from_child(&served.child), Signal::INT).unwrap();
+    drop(stream);
+    assert!(served.child.wait().unwrap().success());
+    assert_eq!(std::fs::read_dir(state.path().join("spinetail/experts")).map_or(0, Iterator::count), 1);
 }
 
 #[test]

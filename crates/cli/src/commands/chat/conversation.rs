@@ -37,11 +37,16 @@ pub(super) struct Conversation {
     pub(super) thinking: bool,
     pub(super) shows_thoughts: bool,
     pub(super) shows_stats: bool,
-    pub(super) interrupt: Option<Interrupt>,
+    pub(super) interrupt: Interrupt,
 }
 
 impl Conversation {
-    pub(super) fn new(engine: Engine, sampling: SamplingSettings, style: Style) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        engine: Engine,
+        sampling: SamplingSettings,
+        style: Style,
+        interrupt: Interrupt,
+    ) -> anyhow::Result<Self> {
         Ok(Self {
             session: engine.session()?,
             engine,
@@ -53,7 +58,7 @@ impl Conversation {
             thinking: false,
             shows_thoughts: true,
             shows_stats: false,
-            interrupt: None,
+            interrupt,
         })
     }
 
@@ -76,9 +81,7 @@ impl Conversation {
         let mut view = View::new(&mut out, self.style, self.shows_thoughts);
         let mut bar = Some(Bar::tokens("reading the prompt"));
         let (interrupt, mut failed) = (self.interrupt.clone(), None);
-        if let Some(interrupt) = &interrupt {
-            interrupt.answering();
-        }
+        interrupt.answering();
         let result = self.session.answer(&prompt.tokens, prompt.mark_at, &options, &mut |event| {
             match event {
                 Event::Prefill(p) => {
@@ -95,10 +98,7 @@ impl Conversation {
                 }
                 _ => {}
             }
-            match &interrupt {
-                Some(i) if i.is_stopped() => ControlFlow::Break(()),
-                _ => ControlFlow::Continue(()),
-            }
+            if interrupt.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         drop(bar);
         let answer = match result {

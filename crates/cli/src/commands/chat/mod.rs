@@ -72,18 +72,23 @@ pub(crate) fn run(a: &ChatArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
         return Ok(());
     }
 
-    let trace = Recording::create(&a.trace)?;
+    Recording::check(&a.trace)?;
+    let interrupt = Interrupt::install();
     let engine = super::open(&path, &engine_settings, &mut settings)?;
     sampling.note_defaults(engine.text()?.defaults(), thinking, &mut settings);
     settings.print();
-    let recording = Recording::start(&engine, trace);
-    let mut conversation = Conversation::new(engine, sampling, style)?;
+    interrupt.remember(&engine);
+    let recording = Recording::start(&engine, &a.trace)?;
+    let mut conversation = Conversation::new(engine.clone(), sampling, style, interrupt)?;
     conversation.set_system(system);
     conversation.thinking = thinking;
     conversation.shows_thoughts = thoughts == Shown::Show;
     conversation.shows_stats = a.stats;
-    converse(&mut conversation, a, history, terminal)?;
-    recording.map_or(Ok(()), Recording::finish)
+    let result = converse(&mut conversation, a, history, terminal);
+    // The interrupt holds an engine as well, so that none is ever dropped.
+    engine.remember_experts();
+    recording.map_or(Ok(()), Recording::finish)?;
+    result
 }
 
 fn converse(
@@ -96,8 +101,7 @@ fn converse(
         return said(conversation, &a.prompts);
     }
     if terminal {
-        let interrupt = Interrupt::install();
-        conversation.interrupt = Some(interrupt.clone());
+        let interrupt = conversation.interrupt.clone();
         let file = if history == Switch::On { crate::dirs::history_file() } else { None };
         let mut lines = Terminal::new(file, interrupt, conversation.style)?;
         return talk::terminal(conversation, &mut lines);
@@ -114,7 +118,7 @@ fn said(conversation: &mut Conversation, prompts: &[String]) -> anyhow::Result<(
         }
         writeln!(out, "> {prompt}")?;
         drop(out);
-        conversation.ask(prompt)?;
+        talk::to_the_end(conversation, prompt)?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use super::conversation::{Conversation, Outcome};
 use super::lines::{Input, Lines};
 use super::slash::{self, Order};
 use crate::args::{Shown, Switch};
+use crate::interrupt::Interrupted;
 use crate::output;
 
 /// Answers each line that is not empty; the first error ends it.
@@ -13,9 +14,19 @@ pub(super) fn piped(conversation: &mut Conversation, lines: &mut dyn Lines) -> a
     while let Input::Text(line) = lines.next()? {
         let question = line.trim();
         if !question.is_empty() {
-            conversation.ask(question)?;
+            to_the_end(conversation, question)?;
         }
     }
+    Ok(())
+}
+
+/// Answers a question where nobody could go on after stopping the answer: who stops it ends the program.
+pub(super) fn to_the_end(conversation: &mut Conversation, question: &str) -> anyhow::Result<()> {
+    conversation.ask(question)?;
+    if conversation.interrupt.is_stopped() {
+        return Err(Interrupted.into());
+    }
+    conversation.interrupt.idle();
     Ok(())
 }
 
