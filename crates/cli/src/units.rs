@@ -1,6 +1,10 @@
 //! Sizes as people type and read them.
 
-/// Parses a size in bytes: a number with a unit, `2.6GiB`, `512 MiB`, `4G` (binary), `4GB` (decimal), or plain bytes.
+/// A number without a unit is bytes from here on: below, somebody forgot the unit.
+const LEAST_PLAIN_BYTES: f64 = 1024.0 * 1024.0;
+
+/// Parses a size in bytes: a number with a unit, `2.6GiB`, `512 MiB`, `4G` (binary), `4GB` (decimal), or plain bytes, of
+/// which there have to be a mebibyte.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -24,7 +28,17 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     if !(1.0..9e15).contains(&bytes) {
         return Err(wrong());
     }
+    if text.len() == split && bytes < LEAST_PLAIN_BYTES {
+        return Err(format!(
+            "{text} without a unit is {text} bytes: was {text}GiB meant, or {text}MiB? write the unit, as in {text}GiB"
+        ));
+    }
     Ok(bytes as u64)
+}
+
+/// A size that is the least of something, in whole mebibytes: rounded up, so that it is enough when it is typed.
+pub(crate) fn least_size(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
 /// A size for people: three significant digits, binary units.
@@ -55,9 +69,22 @@ mod tests {
         assert_eq!(parse_size(" 512 MiB "), Ok(512 << 20));
         assert_eq!(parse_size("2.5g"), Ok(5 << 29));
         assert_eq!(parse_size("4GB"), Ok(4_000_000_000));
-        assert_eq!(parse_size("4096"), Ok(4096));
-        for wrong in ["", "GiB", "-1", "4 pounds", "1e9", "nan", "0", "99999999TiB", "1.2.3G"] {
+        assert_eq!(parse_size("4294967296"), Ok(4 << 30));
+        assert_eq!(parse_size("4096B"), Ok(4096));
+        for forgotten in ["4", "2.5", "1048575", " 16 "] {
+            let reason = parse_size(forgotten).unwrap_err();
+            assert!(reason.contains(&format!("was {}GiB meant", forgotten.trim())), "{reason}");
+        }
+        for wrong in ["", "0.5", "GiB", "-1", "4 pounds", "1e9", "nan", "0", "99999999TiB", "1.2.3G"] {
             assert!(parse_size(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_least_that_is_said_is_enough() {
+        for bytes in [1, (87 << 20) - 1, 87 << 20, (87 << 20) + 1, 5_000_000_001] {
+            let said = parse_size(&least_size(bytes)).unwrap();
+            assert!(said >= bytes && said < bytes + (1 << 20), "{bytes}: {said}");
         }
     }
 

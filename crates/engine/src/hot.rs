@@ -119,6 +119,24 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path().join("new")).unwrap().count(), 1);
     }
 
+    /// Opening a pipe waits for whoever writes to it, and nobody does.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pipe_is_no_list_and_is_not_waited_for() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        use std::time::Duration;
+        let folder = tempfile::tempdir().unwrap();
+        let hot = HotList::new(folder.path(), 77, 8);
+        mknodat(CWD, &hot.file, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let (done, waits) = std::sync::mpsc::channel();
+        let reader = hot.clone();
+        std::thread::spawn(move || done.send(reader.load()));
+        assert_eq!(waits.recv_timeout(Duration::from_secs(10)), Ok(Vec::new()));
+        // What takes its place is a list again.
+        hot.save(&ids()).unwrap();
+        assert_eq!(hot.load(), ids());
+    }
+
     #[test]
     fn what_is_damaged_or_anothers_is_as_good_as_none() {
         let folder = tempfile::tempdir().unwrap();

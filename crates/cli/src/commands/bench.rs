@@ -1,16 +1,16 @@
 //! `spinetail bench`
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::ValueHint;
 use spinetail_engine::machine::{MachineRates, Rates};
-use spinetail_engine::{BenchOptions, Engine, Measured};
+use spinetail_engine::{BenchOptions, Engine, EngineError, EngineOptions, Measured, inspect};
 
 use crate::args::{EngineArgs, GlobalArgs};
 use crate::models;
 use crate::output::{self, Bar, peak_rss_bytes};
-use crate::settings::{EngineSettings, Settings};
+use crate::settings::{EngineSettings, Settings, UsageError};
 use crate::units::size;
 
 #[derive(Debug, clap::Args)]
@@ -19,19 +19,19 @@ pub(crate) struct BenchArgs {
     #[arg(default_value = "pip", value_hint = ValueHint::AnyPath)]
     model: PathBuf,
     /// Positions of random keys, values and state before the decoded tokens; several, with commas, are measured in turn
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0", value_parser = positions(0))]
     context_fill: Vec<u32>,
     /// Tokens decoded in each run; 0 measures no decoding
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = positions(0))]
     decode: u32,
     /// Lengths of prompts to read; several, with commas, are measured in turn
-    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = positions(1))]
     prefill: Vec<u32>,
     /// Runs of each kind
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// Tokens decoded before the first run, to fill the cache
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = positions(0))]
     warmup: u32,
     /// Read as many experts into memory as the budget holds before measuring
     #[arg(long)]
@@ -46,16 +46,24 @@ pub(crate) struct BenchArgs {
     engine: EngineArgs,
 }
 
+/// More positions than any model has.
+const MAX_POSITIONS: i64 = 1 << 24;
+
+fn positions(least: i64) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(least..=MAX_POSITIONS)
+}
+
 pub(crate) fn run(a: &BenchArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let mut settings = Settings::load(globals)?;
     let mut asked = EngineSettings::resolve(&a.engine, &mut settings)?;
     if a.engine.context.is_none() {
-        asked.options.context = needed_context(a)?;
+        asked.options.context = needed_context(a);
         asked.context_may_shrink = false;
     }
     // Random tokens are no lesson, and what was learned is not to be measured.
     asked.options.experts.state_dir = None;
     let path = models::find(&a.model, &mut settings)?;
+    check_context(a, &path, &asked.options)?;
     // Before the model is there: it takes memory, and the peak is to be the model's.
     let rates = MachineRates::measure(asked.options.threads, asked.options.isa).all;
     output::forget_peak_rss();
@@ -94,11 +102,30 @@ pub(crate) fn run(a: &BenchArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
 }
 
 /// The context that the longest of what is asked for needs.
-fn needed_context(a: &BenchArgs) -> anyhow::Result<u32> {
+fn needed_context(a: &BenchArgs) -> u32 {
     let fill = a.context_fill.iter().max().copied().unwrap_or(0);
-    let decode = fill.checked_add(a.decode.max(a.warmup)).and_then(|n| n.checked_add(2));
-    let decode = decode.ok_or_else(|| anyhow::anyhow!("--context-fill and --decode are too large"))?;
-    Ok(a.prefill.iter().max().copied().unwrap_or(0).max(decode))
+    let decode = fill + a.decode.max(a.warmup) + 2;
+    a.prefill.iter().max().copied().unwrap_or(0).max(decode)
+}
+
+/// Sees that what is to be measured fits, in the model and in `--context`, before anything is.
+fn check_context(a: &BenchArgs, path: &Path, options: &EngineOptions) -> anyhow::Result<()> {
+    let (needed, most) = (needed_context(a), options.context);
+    if needed > most {
+        let what = "--prefill, and --context-fill with --decode or --warmup and two more";
+        return Err(UsageError(format!(
+            "{what} need a context of {needed}, --context is {most}; raise it, or measure less"
+        ))
+        .into());
+    }
+    match inspect(path, needed, options.precision, Some(u64::MAX)) {
+        Err(EngineError::Context { max, .. }) => Err(UsageError(format!(
+            "{needed} positions are to be measured, and the model was made for {max}; lower --prefill, --context-fill, \
+             --decode or --warmup"
+        ))
+        .into()),
+        _ => Ok(()),
+    }
 }
 
 fn print(
@@ -174,7 +201,7 @@ fn spread(m: &Measured) -> String {
 }
 
 fn object(
-    path: &std::path::Path,
+    path: &Path,
     engine: &Engine,
     r: &Rates,
     prefills: &[Measured],

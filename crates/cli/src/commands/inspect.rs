@@ -13,7 +13,7 @@ use super::speed::Basis;
 
 use crate::args::{GlobalArgs, PrecisionArg};
 use crate::settings::{CONTEXT, MEMORY, PRECISION, Settings};
-use crate::units::size;
+use crate::units::{least_size, size};
 use crate::{dirs, models, output};
 
 #[derive(Debug, clap::Args)]
@@ -22,13 +22,13 @@ pub(crate) struct InspectArgs {
     #[arg(default_value = "pip", value_hint = ValueHint::AnyPath)]
     model: PathBuf,
     /// Positions of the context to reckon with [default: 4096]
-    #[arg(long, value_name = "N", value_parser = CONTEXT.parse)]
+    #[arg(long, value_name = "N", value_parser = CONTEXT.parse, allow_negative_numbers = true)]
     context: Option<u32>,
     /// Precision to reckon with, which decides how large keys and values are [default: fast]
     #[arg(long, value_enum)]
     precision: Option<PrecisionArg>,
     /// Memory the process may use, such as 2.6GiB
-    #[arg(long, value_name = "SIZE", value_parser = MEMORY.parse)]
+    #[arg(long, value_name = "SIZE", value_parser = MEMORY.parse, allow_negative_numbers = true)]
     memory: Option<u64>,
     /// Estimate hits from a trace of this model that --trace recorded, instead of from published ones
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -136,8 +136,8 @@ fn print(out: &mut dyn Write, s: &ModelSummary, context: u32) -> std::io::Result
     writeln!(
         out,
         "  at least {}; every expert in memory takes {}",
-        size(p.minimum_bytes()),
-        size(p.fixed_bytes() + p.records_bytes)
+        least_size(p.minimum_bytes()),
+        least_size(p.useful_bytes())
     )
 }
 

@@ -12,12 +12,15 @@ use spinetail_store::replay::{Outcome, ReplayOptions, TraceStats, replay};
 use spinetail_store::trace::{Trace, TraceHeader, model_id};
 
 use crate::args::{GlobalArgs, PrecisionArg};
-use crate::settings::{CONTEXT, MEMORY, PRECISION, Settings};
+use crate::settings::{CONTEXT, MEMORY, PRECISION, Settings, UsageError};
 use crate::units::size;
 use crate::{models, output};
 
 /// Some 700,000 tokens of a model with 40 layers.
 const MAX_TRACE_BYTES: u64 = 256 << 20;
+
+/// Each is a walk through the whole trace, and a line.
+const MAX_RUNS: usize = 1000;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReplayArgs {
@@ -103,6 +106,13 @@ pub(crate) fn run(a: &ReplayArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     }
     let caches = caches(a, globals, header)?;
     let policies = policies(a);
+    let count = caches.len() * policies.len();
+    if count > MAX_RUNS {
+        return Err(UsageError(format!(
+            "that many sizes and policies are {count} replays or more, expected at most {MAX_RUNS}; name fewer of either"
+        ))
+        .into());
+    }
     let runs: Vec<(&Cache, ReplayOptions)> = caches
         .iter()
         .flat_map(|cache| {
@@ -153,16 +163,32 @@ pub(super) fn read_trace(path: &Path) -> anyhow::Result<Trace> {
 }
 
 fn policies(a: &ReplayArgs) -> Vec<(PolicyKind, f64)> {
+    let half_lives = once_each(a.half_life.iter().copied());
     let kinds = a.policy.iter().flat_map(|p| match p {
         Policies::All => PolicyKind::ALL.to_vec(),
         Policies::One(kind) => vec![*kind],
     });
-    kinds
+    once_each(kinds)
+        .into_iter()
         .flat_map(|kind| {
-            let times = if kind == PolicyKind::DecayedLfu { &a.half_life[..] } else { &a.half_life[..1] };
+            let times = if kind == PolicyKind::DecayedLfu { &half_lives[..] } else { &half_lives[..1] };
             times.iter().map(move |&t| (kind, t))
         })
         .collect()
+}
+
+/// What is named twice is tried once, where it was named first. Ends when there are more than are tried.
+fn once_each<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut once = Vec::new();
+    for item in all {
+        if !once.contains(&item) {
+            once.push(item);
+        }
+        if once.len() > MAX_RUNS {
+            break;
+        }
+    }
+    once
 }
 
 fn caches(a: &ReplayArgs, globals: &GlobalArgs, header: &TraceHeader) -> anyhow::Result<Vec<Cache>> {
@@ -171,16 +197,17 @@ fn caches(a: &ReplayArgs, globals: &GlobalArgs, header: &TraceHeader) -> anyhow:
         let slots = usize::try_from(slots_bytes / header.slot_bytes).unwrap_or(usize::MAX).min(records);
         Cache { memory_bytes, slots, slots_bytes }
     };
-    if a.memory.is_empty() {
+    let (budgets, slots) = (once_each(a.memory.iter().copied()), once_each(a.slots.iter().copied()));
+    if budgets.is_empty() {
         let parts = [32, 16, 8, 4, 2].map(|part| (records as u64 / part).saturating_mul(header.slot_bytes));
-        let sizes = if a.slots.is_empty() { &parts[..] } else { &a.slots[..] };
+        let sizes = if slots.is_empty() { &parts[..] } else { &slots[..] };
         return Ok(sizes.iter().map(|&bytes| cache(None, bytes)).collect());
     }
     let fixed = match &a.model {
         Some(model) => {
             let plan = plan(a, model, globals, header)?;
             let of = |&memory: &u64| Ok(cache(Some(memory), plan.with_budget(memory)?.slots_bytes));
-            return a.memory.iter().map(of).collect();
+            return budgets.iter().map(of).collect();
         }
         None if header.fixed_bytes == 0 => {
             bail!(
@@ -197,7 +224,7 @@ fn caches(a: &ReplayArgs, globals: &GlobalArgs, header: &TraceHeader) -> anyhow:
             size(fixed)
         )),
     };
-    a.memory.iter().map(of).collect()
+    budgets.iter().map(of).collect()
 }
 
 /// How the model of `--model` divides its memory.

@@ -19,6 +19,9 @@ pub(crate) struct VerifyArgs {
     model: PathBuf,
 }
 
+/// Lines of a kind: a container has thousands of records, and one cause may have damaged them all.
+const MAX_LINES: usize = 20;
+
 pub(crate) fn run(a: &VerifyArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let mut settings = Settings::load(globals)?;
     let path = models::find(&a.model, &mut settings)?;
@@ -31,16 +34,22 @@ pub(crate) fn run(a: &VerifyArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     drop(bar);
     let report = report?;
     let mut out = output::out();
-    for damage in &report.damage {
-        writeln!(out, "{damage}")?;
-    }
-    for note in &report.unchecked {
-        writeln!(out, "not checked: {note}")?;
-    }
+    list(&mut out, "", &report.damage)?;
+    list(&mut out, "not checked: ", &report.unchecked)?;
     if !report.damage.is_empty() {
         bail!("{} is damaged in {} places; get or make it again", path.display(), report.damage.len());
     }
     writeln!(out, "{}: {} checked, nothing damaged", path.display(), size(report.checked_bytes))?;
     out.flush()?;
     Ok(())
+}
+
+fn list(out: &mut dyn Write, what: &str, items: &[impl std::fmt::Display]) -> std::io::Result<()> {
+    for item in items.iter().take(MAX_LINES) {
+        writeln!(out, "{what}{item}")?;
+    }
+    match items.len().saturating_sub(MAX_LINES) {
+        0 => Ok(()),
+        more => writeln!(out, "{what}and {more} more"),
+    }
 }

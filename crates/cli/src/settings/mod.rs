@@ -64,7 +64,7 @@ impl fmt::Display for Origin {
 
 /// A value that somebody got wrong; ends with status 2, as a wrong flag does.
 #[derive(Debug)]
-pub(crate) struct UsageError(String);
+pub(crate) struct UsageError(pub(crate) String);
 
 impl fmt::Display for UsageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use spinetail_engine::text::{SamplingParams, StopStrings};
-use spinetail_engine::{Isa, PolicyKind, UnknownIsa, UnknownPolicy};
+use spinetail_engine::{Engine, Isa, PolicyKind, UnknownIsa, UnknownPolicy};
 
 use super::{Setting, spelled, word};
 use crate::args::{LookaheadArg, PagesArg, PrecisionArg, ReadsArg, Shown, Switch};
@@ -28,21 +28,15 @@ pub(crate) const CONTEXT: Setting<u32> =
 pub(crate) const PRECISION: Setting<PrecisionArg> = Setting { key: "precision", parse: word, show: spelled };
 pub(crate) const MEMORY: Setting<u64> = Setting { key: "memory", parse: parse_size, show: |v| size(*v) };
 pub(crate) const THREADS: Setting<usize> =
-    Setting { key: "threads", parse: |t| at_least_one(t).map(|n| n as usize), show: ToString::to_string };
+    Setting { key: "threads", parse: |t| at_most(t, Engine::MAX_THREADS), show: ToString::to_string };
 pub(crate) const ISA: Setting<Isa> = Setting {
     key: "isa",
     parse: |t| t.parse().map_err(|e: UnknownIsa| e.to_string()),
     show: ToString::to_string,
 };
 pub(crate) const READS: Setting<ReadsArg> = Setting { key: "reads", parse: word, show: spelled };
-pub(crate) const READERS: Setting<usize> = Setting {
-    key: "readers",
-    parse: |t| match at_least_one(t)? as usize {
-        n @ ..=MAX_READERS => Ok(n),
-        n => Err(format!("expected at most {MAX_READERS}, found {n}")),
-    },
-    show: ToString::to_string,
-};
+pub(crate) const READERS: Setting<usize> =
+    Setting { key: "readers", parse: |t| at_most(t, MAX_READERS), show: ToString::to_string };
 pub(crate) const PAGES: Setting<PagesArg> = Setting { key: "pages", parse: word, show: spelled };
 pub(crate) const VERIFY_READS: Setting<Switch> = Setting { key: "verify-reads", parse: word, show: spelled };
 pub(crate) const POLICY: Setting<PolicyKind> = Setting {
@@ -148,6 +142,13 @@ fn at_least_one(text: &str) -> Result<u32, String> {
     }
 }
 
+fn at_most(text: &str, most: usize) -> Result<usize, String> {
+    match at_least_one(text)? as usize {
+        n if n <= most => Ok(n),
+        n => Err(format!("expected at most {most}, found {n}")),
+    }
+}
+
 /// A number within the bounds that the engine has for the field that `put` sets.
 fn bounded(text: &str, put: fn(&mut SamplingParams, f64)) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| format!("expected a number, found {text:?}"))?;
@@ -177,6 +178,9 @@ mod tests {
         assert!((REPETITION_PENALTY.parse)("0").is_err());
         assert_eq!((TOP_K.parse)("-1"), Ok(-1));
         assert!((CONTEXT.parse)("0").is_err());
+        assert_eq!((THREADS.parse)("512"), Ok(512));
+        assert!((THREADS.parse)("513").unwrap_err().contains("at most 512"));
+        assert!((READERS.parse)("65").unwrap_err().contains("at most 64"));
         assert!((STOP.parse)("").is_err());
     }
 

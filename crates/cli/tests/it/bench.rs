@@ -37,8 +37,23 @@ fn preloaded_experts_are_never_read_again() {
 
 #[test]
 fn a_fill_past_the_model_is_refused() {
-    let said = run(spinetail(["bench", "pip"]).args(["--context-fill", "4000000000"])).refused(1);
-    assert!(said.contains("a context of 4000000"), "{said}");
+    let refused = |flags: &[&str]| run(spinetail(["bench", "pip"]).args(flags)).refused(2);
+    for flags in [
+        ["--context-fill", "4000000000"],
+        ["--context-fill", "4294967296"],
+        ["--decode", "4294967295"],
+        ["--warmup", "99999999"],
+        ["--prefill", "64,20000000"],
+        ["--prefill", "0"],
+    ] {
+        assert!(refused(&flags).contains(flags[0]), "{flags:?}");
+    }
+    for flags in [["--context-fill", "1000000"], ["--prefill", "1000000"], ["--decode", "1000000"]] {
+        let said = refused(&flags);
+        assert!(said.contains("the model was made for") && said.contains("\n  lower --prefill"), "{said}");
+    }
+    let said = refused(&["--prefill", "512", "--context", "100"]);
+    assert!(said.contains("a context of 512") && said.contains("--context is 100"), "{said}");
 }
 
 /// The budget is the whole process's: the kernel's own peak stays below it, with a prompt that fills most of the context.

@@ -56,6 +56,24 @@ fn damage_is_found_and_said() {
     assert!(run.out.contains("layer_001.bin") && run.err.contains("is damaged in 1 places"), "{run:?}");
 }
 
+/// One cause may have damaged thousands of records: some are named, and all are counted.
+#[test]
+fn damage_without_an_end_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let container = folder.path().join("c.qpack");
+    run(&mut repack(&fixture("hf-next"), &container, &["--bits", "16"])).ok();
+    for layer in fs::read_dir(container.join("experts")).unwrap() {
+        let file = layer.unwrap().path();
+        let bytes = fs::read(&file).unwrap();
+        fs::write(&file, bytes.iter().map(|b| b ^ 1).collect::<Vec<u8>>()).unwrap();
+    }
+    let run = run(spinetail(["verify"]).arg(&container));
+    let lines: Vec<&str> = run.out.lines().collect();
+    assert_eq!(lines.len(), 21, "{run:?}");
+    let more: usize = lines[20].strip_prefix("and ").unwrap().strip_suffix(" more").unwrap().parse().unwrap();
+    assert!(run.err.contains(&format!("is damaged in {} places", 20 + more)), "{run:?}");
+}
+
 #[test]
 fn what_cannot_be_packed_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();

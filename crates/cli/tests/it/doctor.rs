@@ -84,3 +84,22 @@ fn what_cannot_be_measured_or_kept_is_said() {
     assert!(run.err.contains("nothing is remembered"), "{run:?}");
     assert_eq!(run.json()["drive"]["file"], Value::Null);
 }
+
+/// A profile is no container, and is not spoken of as one.
+#[test]
+fn a_profile_that_is_none_is_called_what_it_is() {
+    let state = tempfile::tempdir().unwrap();
+    doctor(state.path(), &["pip"]).ok();
+    let file = remembered(state.path());
+    for (what, reason) in [(&b"{"[..], "no profile of this program"), (&[b' '; 1 << 20], "more than")] {
+        fs::write(&file, what).unwrap();
+        let mut command = spinetail(["generate", "--prompt", "a", "--max-tokens", "1"]);
+        let run = run(command.env("XDG_STATE_HOME", state.path()));
+        assert!(run.err.contains("the drive's profile") && run.err.contains(reason), "{run:?}");
+        assert!(
+            run.err.contains("`spinetail doctor MODEL` measures") && !run.err.contains("container"),
+            "{run:?}"
+        );
+        run.ok();
+    }
+}

@@ -28,6 +28,30 @@ fn prompts_that_are_too_long() {
     run_with_input(&mut command, &text.as_bytes()[..1000]).refused(1);
 }
 
+/// What is certainly too long is refused by its bytes alone: rendering and encoding it would take many times its memory.
+#[test]
+fn prompts_that_are_certainly_too_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("prompt");
+    fs::write(&file, "a b ".repeat(2_000_000)).unwrap();
+    let least = |flags: &[&str]| -> u64 {
+        let refused = run(spinetail(["generate", "--prompt-file"]).arg(&file).args(flags)).refused(1);
+        assert!(refused.contains("context of 4096"), "{refused}");
+        let (_, rest) = refused.split_once("at least ").unwrap_or_else(|| panic!("{refused}"));
+        rest.split_once(' ').unwrap().0.parse().unwrap()
+    };
+    // Encoding ends at twice the context: a larger figure is from no tokens.
+    assert!(least(&[]) > 8193);
+    assert!(least(&["--chat"]) > 8193);
+    // What may fit is encoded, and no further than that it does not.
+    fs::write(&file, "a b ".repeat(8000)).unwrap();
+    assert_eq!(least(&[]), 8193);
+    assert_eq!(least(&["--chat"]), 8193);
+    // White space that a template leaves out is no token.
+    fs::write(&file, " ".repeat(1 << 20)).unwrap();
+    run(spinetail(["generate", "--chat", "--max-tokens", "1", "--prompt-file"]).arg(&file)).ok();
+}
+
 /// A file without an end is not read to it.
 #[cfg(unix)]
 #[test]
@@ -49,6 +73,28 @@ fn contexts_that_cannot_be() {
     say(["generate", "--prompt", "a", "--isa", foreign]).refused(1);
     let none = say(["generate", "--prompt", "Once upon", "--max-tokens", "0", "--json"]).json();
     assert_eq!((&none["text"], &none["generated_tokens"]), (&"".into(), &0.into()));
+}
+
+/// What is said to be the least is enough, wherever it is said.
+#[test]
+fn the_least_memory_is_enough() {
+    for context in ["64", "3000"] {
+        let said = [
+            say(["inspect", "pip", "--context", context]).ok(),
+            say(["generate", "--prompt", "a", "--memory", "1MiB", "--context", context]).refused(1),
+        ];
+        let least = said.map(|text| {
+            let (_, rest) = text.split_once("at least ").expect("the least");
+            rest.split_once(" MiB").expect("mebibytes").0.parse::<u64>().unwrap()
+        });
+        assert_eq!(least[0], least[1]);
+        let with = |mib: u64| {
+            let memory = format!("--memory={mib}MiB");
+            say(["generate", "--prompt", "a", "--max-tokens", "1", &memory, "--context", context])
+        };
+        with(least[0]).ok();
+        with(least[0] - 1).refused(1);
+    }
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn wrong_files_and_flags_are_refused() {
     // What is there is not written over.
     let mut command = spinetail(["generate", "pip", "--prompt", "Once", "--max-tokens", "1"]);
     let refused = run(command.arg("--trace").arg(&file)).refused(1);
-    assert!(refused.contains("another name"), "{refused}");
+    assert!(refused.contains("already") && refused.contains("another name"), "{refused}");
     assert_eq!(fs::read(&file).unwrap(), bytes);
 
     let cut = folder.path().join("cut");
@@ -119,6 +119,79 @@ fn wrong_files_and_flags_are_refused() {
         let refused = run(spinetail(["replay"]).arg(&file).args(flags)).refused(2);
         assert!(refused.contains(flags[1]), "{refused}");
     }
+}
+
+/// What fails before the first step leaves no file that would be in the way of the next attempt.
+#[test]
+fn a_start_that_fails_leaves_no_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace");
+    let long = "word ".repeat(100);
+    for args in [
+        &["generate", "pip", "--prompt", ""][..],
+        &["generate", "pip", "--prompt", "a", "--memory", "1MiB"],
+        &["generate", "pip", "--prompt", &long, "--context", "16"],
+        &["generate", "pip", "--chat", "--prompt", &long, "--context", "16"],
+        &["generate", "pip", "--prompt", "a", "--context", "4000000"],
+        &["chat", "pip", &long, "--context", "16"],
+        &["chat", "pip", "Hi", "--memory", "1MiB"],
+        &["generate", "no-such-model", "--prompt", "a"],
+    ] {
+        let failed = run(spinetail(args).arg("--trace").arg(&file));
+        assert_eq!(failed.status, 1, "{args:?} {failed:?}");
+        assert!(!file.exists(), "{args:?}");
+    }
+    recorded(folder.path());
+    // What cannot be recorded to is refused before a model is opened.
+    for place in [folder.path().join("none/trace"), folder.path().join("a trace/trace")] {
+        let mut command = spinetail(["generate", "no-such-model", "--prompt", "a", "--trace"]);
+        let refused = run(command.arg(&place)).refused(1);
+        assert!(refused.contains("no-such-model"), "{refused}");
+        let mut command = spinetail(["generate", "pip", "--memory", "1MiB", "--prompt", "a", "--trace"]);
+        let refused = run(command.arg(&place)).refused(1);
+        assert!(refused.contains("cannot record to") && refused.contains("another place"), "{refused}");
+    }
+}
+
+/// What a kill leaves is read as far as it is whole.
+#[cfg(unix)]
+#[test]
+fn killed_while_recording() {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace");
+    let mut command = spinetail(["generate", "pip", "--prompt", "Once upon a time", "--max-tokens", "4000"]);
+    command.args(["--stop", "never to be said"]).arg("--trace").arg(&file);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    // Past the header, and past a first piece of the steps.
+    while fs::metadata(&file).map_or(0, |m| m.len()) < 1000 && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let object = replayed(&file, &["--policy", "lru", "--slots", "1MiB"]);
+    assert!(object["decode_tokens"].as_u64().unwrap() > 0, "{object}");
+    // And the least that can be left of one is refused.
+    for bytes in [0, 10, 44] {
+        let whole = fs::read(&file).unwrap();
+        let cut = folder.path().join("cut");
+        fs::write(&cut, &whole[..bytes]).unwrap();
+        run(spinetail(["replay"]).arg(&cut)).refused(1);
+    }
+}
+
+/// What is named twice is tried once, and there is an end to what is tried.
+#[test]
+fn sizes_and_policies_are_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, _) = recorded(folder.path());
+    let flags = ["--slots", "1MiB,2MiB,1MiB", "--policy", "lru,all,lru", "--half-life", "8,8"];
+    assert_eq!(replayed(&file, &flags)["results"].as_array().unwrap().len(), 2 * 6);
+    let many: Vec<String> = (1..=400).map(|mib| format!("{mib}MiB")).collect();
+    let refused = run(spinetail(["replay"]).arg(&file).args(["--slots", &many.join(",")])).refused(2);
+    assert!(refused.contains("2400 replays"), "{refused}");
 }
 
 /// A prompt alone has nothing to replay; a chat adds its turns to one trace.

@@ -1,11 +1,10 @@
 //! [`DriveProfile`], and the folder in which profiles are remembered: a small JSON file for each drive, written beside
 //! its place and renamed, so that two programs at once leave one of both files and never half of one.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use spinetail_container::read_small_file;
 use spinetail_core::{Pages, ReadMode};
 
 use super::DriveId;
@@ -52,12 +51,14 @@ impl Default for DriveProfile {
 /// A file of a profile that was not made by this program, for this drive, or by a version that is understood. It counts
 /// as absent, and measuring again replaces it.
 #[derive(Debug, thiserror::Error)]
-#[error("{} is ignored: {reason}; `spinetail doctor MODEL` measures the drive again", file.display())]
+#[error("the drive's profile {} is ignored: {reason}; {fix}", file.display())]
 pub struct ForeignProfile {
     /// The file.
     pub file: PathBuf,
     /// What is wrong with it.
     pub reason: String,
+    /// What to do about it.
+    pub fix: &'static str,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -89,6 +90,27 @@ impl Stored {
     }
 }
 
+/// The first part of a path that is there and no folder.
+fn not_a_folder(folder: &Path) -> &Path {
+    folder.ancestors().filter(|part| part.exists() && !part.is_dir()).last().unwrap_or(folder)
+}
+
+/// The bytes of a profile, with a reason that people understand where there are none.
+fn read_small(file: &Path) -> Result<Vec<u8>, String> {
+    let unreadable = |e: io::Error| format!("it cannot be read ({e})");
+    // Before it is opened: opening a pipe waits for whoever writes to it.
+    if !file.metadata().map_err(unreadable)?.is_file() {
+        return Err("it is no regular file".to_owned());
+    }
+    let mut bytes = Vec::new();
+    let opened = std::fs::File::open(file).map_err(unreadable)?;
+    opened.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(format!("it has more than {MAX_BYTES} bytes"));
+    }
+    Ok(bytes)
+}
+
 /// Profiles of drives, in a folder.
 #[derive(Debug, Clone)]
 pub struct DriveProfiles {
@@ -109,16 +131,27 @@ impl DriveProfiles {
     /// The profile of the drive; `None` if it was never measured.
     pub fn recall(&self, drive: &DriveId) -> Result<Option<DriveProfile>, ForeignProfile> {
         let file = self.file(drive);
-        if file.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
-            return Ok(None);
+        match file.symlink_metadata().map_err(|e| e.kind()) {
+            Err(io::ErrorKind::NotFound) => return Ok(None),
+            Err(io::ErrorKind::NotADirectory) => {
+                let reason = format!("{} is no folder", not_a_folder(&self.folder).display());
+                let fix = "move it away: what is learned of drives and experts is kept there";
+                return Err(ForeignProfile { file, reason, fix });
+            }
+            _ => {}
         }
         let read = || -> Result<DriveProfile, String> {
-            let bytes = read_small_file(&file, MAX_BYTES).map_err(|e| e.to_string())?;
-            let stored: Stored = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+            let bytes = read_small(&file)?;
+            let stored: Stored = serde_json::from_slice(&bytes)
+                .map_err(|e| format!("it is no profile of this program ({e})"))?;
             stored.check(drive)?;
             Ok(stored.profile)
         };
-        read().map(Some).map_err(|reason| ForeignProfile { file: file.clone(), reason })
+        read().map(Some).map_err(|reason| ForeignProfile {
+            file: file.clone(),
+            reason,
+            fix: "`spinetail doctor MODEL` measures the drive again",
+        })
     }
 
     /// Keeps the profile of the drive in place of any it had, and returns the file.
