@@ -13,6 +13,9 @@ use crate::units::size;
 /// Work that takes longer than this gets a bar.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How often a bar that is shown is drawn anew, though nothing has come.
+const TICK: Duration = Duration::from_millis(250);
+
 /// Prints an error: one line what, one line how to mend it where the message has one.
 pub(crate) fn error(e: &anyhow::Error) {
     let message = format!("{e:#}");
@@ -110,10 +113,15 @@ impl Bar {
         bar.set_message(message);
         let (done, waits) = channel::<()>();
         let later = bar.clone();
-        std::thread::spawn(move || {
-            if waits.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) && !later.is_finished() {
+        // Where the system gives no thread there is no bar.
+        let _ = std::thread::Builder::new().spawn(move || {
+            let waits =
+                |time| waits.recv_timeout(time) == Err(RecvTimeoutError::Timeout) && !later.is_finished();
+            if waits(PATIENCE) {
                 later.set_draw_target(ProgressDrawTarget::stderr_with_hz(8));
-                later.enable_steady_tick(Duration::from_millis(250));
+                while waits(TICK) {
+                    later.tick();
+                }
             }
         });
         Self { bar, _done: Some(done) }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
 use spinetail_core::ReadError;
 use xxhash_rust::xxh3::Xxh3;
@@ -30,20 +31,27 @@ struct Readers<'a, 'c> {
 }
 
 impl<'a> Readers<'a, '_> {
-    fn read(&self, arrived: &Sender<Arrival<'a>>) {
-        while !self.stop.load(Relaxed) {
-            let next = self.left.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((i, piece)) = next else { return };
-            // The system prepares memory when it is first touched, a large page at a time; a read into memory that was
-            // never touched would have it done page by page.
-            piece.iter_mut().step_by(BLOCK_BYTES).for_each(|b| *b = 0);
-            let read = self.container.dense.read((i * PIECE_BYTES) as u64, piece);
-            let read = read.map(|()| &*piece);
-            self.stop.fetch_or(read.is_err(), Relaxed);
-            if arrived.send((i, read)).is_err() {
+    fn read_all(&self, arrived: &Sender<Arrival<'a>>) {
+        while let Some(arrival) = self.read_next() {
+            if arrived.send(arrival).is_err() {
                 return;
             }
         }
+    }
+
+    /// Reads a piece that nobody has taken on yet; `None` when there is none, or somebody found an error.
+    fn read_next(&self) -> Option<Arrival<'a>> {
+        if self.stop.load(Relaxed) {
+            return None;
+        }
+        let (i, piece) = self.left.lock().unwrap_or_else(PoisonError::into_inner).next()?;
+        // The system prepares memory when it is first touched, a large page at a time; a read into memory that was
+        // never touched would have it done page by page.
+        piece.iter_mut().step_by(BLOCK_BYTES).for_each(|b| *b = 0);
+        let read = self.container.dense.read((i * PIECE_BYTES) as u64, piece);
+        let read = read.map(|()| &*piece);
+        self.stop.fetch_or(read.is_err(), Relaxed);
+        Some((i, read))
     }
 }
 
@@ -93,15 +101,19 @@ pub(crate) fn read_image(
     let mut checker = Checker { container, part: 0, at: 0, hash: Xxh3::new() };
     std::thread::scope(|scope| {
         let (arrived, arrivals) = channel();
+        let mut started = 0;
         for _ in 0..READERS {
             let (arrived, readers) = (arrived.clone(), &readers);
-            scope.spawn(move || readers.read(&arrived));
+            let reader = Builder::new().name("dense".to_owned());
+            started += usize::from(reader.spawn_scoped(scope, move || readers.read_all(&arrived)).is_ok());
         }
         drop(arrived);
+        // Where the system gives no thread at all, this one reads and checks in turns.
+        let next_arrival = || if started > 0 { arrivals.recv().ok() } else { readers.read_next() };
         let mut waiting = BTreeMap::new();
         let mut next = 0;
         // Ends when all readers have, which they do after an error as well.
-        for (i, piece) in arrivals {
+        while let Some((i, piece)) = next_arrival() {
             waiting.insert(i, piece);
             while let Some(piece) = waiting.remove(&next) {
                 let checked = piece.and_then(|bytes| checker.check(bytes).map(|()| bytes.len()));

@@ -7,7 +7,8 @@
 
 use std::hint::black_box;
 use std::ops::Range;
-use std::sync::Barrier;
+use std::sync::{Barrier, OnceLock};
+use std::thread::Builder;
 use std::time::Instant;
 
 use spinetail_core::{Affine, BITS, DType, Format, Part, TensorLayout, TensorSpec};
@@ -100,12 +101,27 @@ pub enum Place {
     Cache,
 }
 
-/// Runs `work(thread)`, which does `amount / threads` of something, on `threads` threads that start together, `rounds`
-/// times and once before they count.
+/// How many of `threads` threads the system gives at once, this one among them.
+pub fn threads_given(threads: usize) -> usize {
+    let enough = OnceLock::new();
+    std::thread::scope(|s| {
+        let wait = || {
+            enough.wait();
+        };
+        let others = (1..threads).take_while(|_| Builder::new().spawn_scoped(s, wait).is_ok()).count();
+        enough.get_or_init(|| ());
+        1 + others
+    })
+}
+
+/// Runs `work(thread)`, which does `amount / threads` of something, on `threads` threads (or as many of them as the system
+/// gives) that start together, `rounds` times and once before they count.
 fn rate(threads: usize, rounds: usize, amount: usize, work: impl Fn(usize) + Sync) -> Rate {
     let threads = threads.max(1);
-    let barrier = Barrier::new(threads);
+    // Known once it is known how many the system gives: a thread too few would leave the others waiting for ever.
+    let barrier = OnceLock::new();
     let seconds = |thread: usize| -> Vec<f64> {
+        let barrier: &Barrier = barrier.wait();
         (0..=rounds)
             .map(|_| {
                 barrier.wait();
@@ -117,14 +133,20 @@ fn rate(threads: usize, rounds: usize, amount: usize, work: impl Fn(usize) + Syn
             .skip(1)
             .collect()
     };
-    let all = std::thread::scope(|s| {
-        for thread in 1..threads {
-            let seconds = &seconds;
-            s.spawn(move || drop(seconds(thread)));
+    let (all, started) = std::thread::scope(|s| {
+        let mut started = 1;
+        while started < threads {
+            let (seconds, thread) = (&seconds, started);
+            if Builder::new().spawn_scoped(s, move || drop(seconds(thread))).is_err() {
+                break;
+            }
+            started += 1;
         }
-        seconds(0)
+        barrier.get_or_init(|| Barrier::new(started));
+        (seconds(0), started)
     });
-    let rates = all.into_iter().map(|seconds| amount as f64 / seconds.max(1e-9));
+    let done = amount as f64 * started as f64 / threads as f64;
+    let rates = all.into_iter().map(|seconds| done / seconds.max(1e-9));
     rates.fold(Rate { best: 0.0, worst: f64::INFINITY }, |r, found| Rate {
         best: r.best.max(found),
         worst: r.worst.min(found),

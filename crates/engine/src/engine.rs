@@ -177,6 +177,9 @@ impl Engine {
             progress(done.min(total), total);
         })?;
         let (threads, isa) = (backend.threads(), backend.isa());
+        if let Some(asked) = options.threads.filter(|&asked| asked > threads) {
+            tracing::warn!("the system gives only {threads} of {asked} compute threads; going on with those");
+        }
         let token_bytes = TokenBytes::of(&*source);
         let hot = options.experts.state_dir.as_ref().map(|folder| {
             let model =

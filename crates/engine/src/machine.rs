@@ -3,7 +3,7 @@
 
 use spinetail_cpu::PoolOptions;
 use spinetail_cpu::kernels::Kernels;
-pub use spinetail_cpu::probe::{integer_dot, memory_bandwidth, unpack_dot};
+pub use spinetail_cpu::probe::{integer_dot, memory_bandwidth, threads_given, unpack_dot};
 
 use crate::Isa;
 
@@ -49,10 +49,10 @@ impl Rates {
 }
 
 impl MachineRates {
-    /// Measures for a second or two, with `threads` threads (as many as an engine would use, where that is left out)
-    /// and the kernels of `isa` (the best there are).
+    /// Measures for a second or two, with `threads` threads (as many as an engine would use, where that is left out; fewer
+    /// where the system refuses some) and the kernels of `isa` (the best there are).
     pub fn measure(threads: Option<usize>, isa: Option<Isa>) -> Self {
-        let threads = threads.unwrap_or(PoolOptions::default().threads).max(1);
+        let threads = threads_given(threads.unwrap_or(PoolOptions::default().threads));
         let isa = isa.unwrap_or_else(|| Kernels::detect().isa());
         let one = Rates::measure(1, isa);
         Self { isa, one, all: if threads == 1 { one } else { Rates::measure(threads, isa) } }

@@ -278,6 +278,9 @@ impl Client {
         if let Some(token) = self.token.as_ref().filter(|_| self.is_endpoint(url)) {
             request = request.header(header::AUTHORIZATION, format!("Bearer {}", token.0));
         }
+        // The client looks a name up in a thread of its own, and panics where the system gives none.
+        let thread = std::thread::Builder::new().spawn(|| ());
+        let _ = thread.map_err(|error| HubError::Thread { error })?.join();
         request.call().map_err(|e| sorted(url, e))
     }
 

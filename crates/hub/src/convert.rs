@@ -149,22 +149,27 @@ fn all_headers(
     stop: &StopFlag,
 ) -> Result<(Vec<RemoteFile>, Vec<Shard>), Fault> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..connections.clamp(1, shards.len().max(1)) {
-            scope.spawn(|| {
-                while let Some((i, file)) = {
-                    let i = next.fetch_add(1, Ordering::Relaxed);
-                    shards.get(i).map(|f| (i, f))
-                } {
-                    let shard = client.retrying(&file.url, stop, || header(client, listing, file));
-                    let failed = shard.is_err();
-                    results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((i, shard));
-                    if failed {
-                        next.store(usize::MAX / 2, Ordering::Relaxed);
-                    }
-                }
-            });
+    let work = || {
+        while let Some((i, file)) = {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            shards.get(i).map(|f| (i, f))
+        } {
+            let shard = client.retrying(&file.url, stop, || header(client, listing, file));
+            let failed = shard.is_err();
+            results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((i, shard));
+            if failed {
+                next.store(usize::MAX / 2, Ordering::Relaxed);
+            }
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..connections.clamp(1, shards.len().max(1)) {
+            // This thread does what others that the system refuses would have done.
+            if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
     });
     let mut results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     results.sort_by_key(|(i, _)| *i);

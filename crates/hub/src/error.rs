@@ -31,6 +31,14 @@ pub enum HubError {
         /// The last failure.
         why: String,
     },
+    /// The system gives no thread.
+    #[error(
+        "cannot start a thread to download with: {error}; end other programs, or raise the limit of processes (`ulimit -u`) or of memory (`ulimit -v`)"
+    )]
+    Thread {
+        /// The system's reason.
+        error: std::io::Error,
+    },
     /// An answer that no second attempt would change.
     #[error("{url}: expected an answer of 200 or 206, found {status}{}", detail(meaning))]
     Status {

@@ -137,11 +137,13 @@ impl<'a> Transfer<'a> {
         let results: Vec<Mutex<Option<Done>>> = this.jobs.iter().map(|_| Mutex::new(None)).collect();
         let failure: Mutex<Option<Fault>> = Mutex::new(None);
         let workers = this.pace.connections.clamp(1, this.jobs.len().max(1));
-        let running = AtomicUsize::new(workers);
+        let running = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            for _ in 0..workers {
-                scope.spawn(|| {
-                    let _last = Leaving(&running, &watcher);
+            for index in 0..workers {
+                running.fetch_add(1, Ordering::AcqRel);
+                let leaving = Leaving(&running, &watcher);
+                let started = std::thread::Builder::new().spawn_scoped(scope, || {
+                    let _last = leaving;
                     while let Some((i, job)) = this.take() {
                         match this.fetch(i, job) {
                             Ok(done) => *locked(&results[i]) = Some(done),
@@ -156,6 +158,13 @@ impl<'a> Transfer<'a> {
                         }
                     }
                 });
+                // The work of those that the system refuses is done by those that it gave.
+                if let Err(error) = started {
+                    if index == 0 {
+                        *locked(&failure) = Some(Fault::Stop(HubError::Thread { error }));
+                    }
+                    break;
+                }
             }
             this.watch(&running, listener);
         });

@@ -212,14 +212,21 @@ impl Run<'_> {
     }
 }
 
-/// Runs `work` on every item, each on its own thread; the results in order, or the first error.
+/// Runs `work` on every item, each on its own thread as far as the system gives them; the results in order, or the first
+/// error.
 fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     if let [only] = items {
         return Ok(vec![work(only)?]);
     }
     std::thread::scope(|scope| {
-        let handles: Vec<_> = items.iter().map(|item| scope.spawn(|| work(item))).collect();
-        handles.into_iter().map(|h| h.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+        let work = &work;
+        let start = |item| std::thread::Builder::new().spawn_scoped(scope, move || work(item));
+        let started: Vec<_> = items.iter().map(|item| (item, start(item))).collect();
+        let results = started.into_iter().map(|(item, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p)),
+            Err(_) => work(item),
+        });
+        results.collect()
     })
 }
 

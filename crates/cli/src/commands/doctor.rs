@@ -200,6 +200,12 @@ fn print_drive(out: &mut impl Write, d: &Drive) -> std::io::Result<()> {
     if p.direct_refused {
         writeln!(out, "direct reads are refused here")?;
     }
+    if let Some(depth) = p.most_depth {
+        writeln!(
+            out,
+            "at most {depth} at once: the system gives no more threads (`ulimit -u`, or the control group's)"
+        )?;
+    }
     if !p.buffered_counts {
         writeln!(out, "buffered reads may have come from memory, and are not chosen")?;
     }

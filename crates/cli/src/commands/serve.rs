@@ -2,14 +2,19 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::builder::ValueHint;
+use spinetail_engine::machine::threads_given;
 use spinetail_server::{ApiKey, Limits, ServeOptions, Server};
 
 use crate::args::{EngineArgs, GlobalArgs};
 use crate::settings::{EngineSettings, HOST, PORT, Settings};
 use crate::{models, output};
+
+/// The engine's, two that answer connections and one that prepares prompts: the least to serve with.
+const SERVER_THREADS: usize = 4;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
@@ -56,11 +61,21 @@ pub(crate) fn run(a: &ServeArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     settings.print();
     log_to_stderr();
     let engine = super::open(&path, &asked, &mut settings)?;
+    let given = threads_given(1 + SERVER_THREADS) - 1;
+    if given < SERVER_THREADS {
+        bail!(
+            "the server needs {SERVER_THREADS} threads and the system gives only {given}; raise the limit of processes \
+             (`ulimit -u`, or the control group's), or end other programs"
+        );
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        .thread_keep_alive(Duration::from_secs(u64::from(u32::MAX)))
         .enable_all()
         .build()
         .context("cannot start the server's threads")?;
+    // One stays to prepare prompts with, also when the system gives no more of them later.
+    runtime.block_on(runtime.spawn_blocking(|| ()))?;
     runtime.block_on(async {
         let name = options.model_id.clone();
         let server = Server::bind(engine, options).await?;

@@ -11,6 +11,8 @@ mod generate;
 mod hostile;
 #[cfg(unix)]
 mod interrupted;
+#[cfg(target_os = "linux")]
+mod limits;
 mod manners;
 mod names;
 mod perplexity;

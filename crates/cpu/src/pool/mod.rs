@@ -63,16 +63,6 @@ pub enum PoolError {
         /// What was asked for.
         threads: usize,
     },
-    /// The system gave no thread.
-    #[error("compute thread {index} of {threads} could not be started: lower the number of threads")]
-    Spawn {
-        /// Which thread.
-        index: usize,
-        /// What was asked for.
-        threads: usize,
-        /// The system's reason.
-        source: std::io::Error,
-    },
 }
 
 /// Threads that run the chunks of one job at a time.
@@ -85,7 +75,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts the threads. They are not bound to processors: the system moves them as it sees fit.
+    /// Starts the threads, or as many as the system gives: [`threads`](Self::threads) says how many there are. They are not
+    /// bound to processors: the system moves them as it sees fit.
     pub fn new(options: PoolOptions) -> Result<Self, PoolError> {
         let PoolOptions { threads, spin_limit } = options;
         if !(1..=MAX_THREADS).contains(&threads) {
@@ -95,9 +86,11 @@ impl Pool {
         let mut pool = Self { team: Arc::new(Team::new()), workers: Vec::new(), turn: Mutex::new(()), spin };
         for index in 1..threads {
             let (team, spin) = (pool.team.clone(), pool.spin.clone());
-            let worker = Builder::new().name(format!("compute-{index}")).spawn(move || team.work(spin));
-            // On an error the threads started so far go with `pool`.
-            pool.workers.push(worker.map_err(|source| PoolError::Spawn { index, threads, source })?);
+            match Builder::new().name(format!("compute-{index}")).spawn(move || team.work(spin)) {
+                Ok(worker) => pool.workers.push(worker),
+                // No result depends on how many there are, and one more attempt would fail as well.
+                Err(_) => break,
+            }
         }
         Ok(pool)
     }

@@ -6,7 +6,8 @@
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, OnceLock, PoisonError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use spinetail_checkpoint::{CheckpointError, read_config};
@@ -14,6 +15,7 @@ use spinetail_container::v1::V1;
 use spinetail_container::{Container, ContainerError, DataFile, Kind, Reading, detect};
 use spinetail_core::{DenseSource, Pages, ReadError, ReadMode, SlabError};
 use spinetail_cpu::HostMemory;
+use spinetail_cpu::probe::threads_given;
 
 use super::DriveProfile;
 
@@ -72,6 +74,8 @@ pub struct DriveProbe {
     pub direct_refused: bool,
     /// Whether buffered reads can be chosen: not where they may have come from memory.
     pub buffered_counts: bool,
+    /// The most reads at once that there were threads for, where the system refused some: deeper ways were not tried.
+    pub most_depth: Option<usize>,
     /// Every way that was tried, with its rates.
     pub trials: Vec<DriveProfile>,
     /// The way to read: the default one, unless another was faster by a tenth, twice.
@@ -83,7 +87,8 @@ pub struct DriveProbe {
 /// Takes memory for two dozen records. A drive on which a few reads take longer than a way's share makes it longer.
 pub fn probe_drive(path: &Path, time: Duration) -> Result<DriveProbe, ProbeError> {
     let records = Records::open(path)?;
-    let depth = DEPTHS.into_iter().max().unwrap_or(1);
+    let wanted = DEPTHS.into_iter().max().unwrap_or(1);
+    let depth = threads_given(wanted);
     let mut memories = Vec::new();
     for pages in Pages::ALL {
         memories.push((pages, HostMemory { pages }.region(records.read_bytes * depth)?));
@@ -93,6 +98,7 @@ pub fn probe_drive(path: &Path, time: Duration) -> Result<DriveProbe, ProbeError
     let mut trials: Vec<Trial> = modes
         .flat_map(|mode| Pages::ALL.map(|pages| DEPTHS.map(|depth| (mode, pages, depth))))
         .flatten()
+        .filter(|way| way.2 <= depth)
         .map(|(mode, pages, depth)| Trial {
             profile: DriveProfile { mode, pages, depth, ..DriveProfile::default() },
             read: Sum::default(),
@@ -113,12 +119,16 @@ pub fn probe_drive(path: &Path, time: Duration) -> Result<DriveProbe, ProbeError
             take_turn(trial, turn)?;
         }
     }
+    // A thread was had before and then refused: what was read by fewer is not to be taken for a depth.
+    let depth = depth.min(records.most_threads.load(Relaxed));
+    trials.retain(|t| t.profile.depth <= depth);
     let chosen = choose(&mut trials, |trial| take_turn(trial, ROUNDS * turn))?;
     Ok(DriveProbe {
         read_bytes: records.read_bytes as u64,
         burst_records: records.burst,
         direct_refused: direct_refused || records.direct_refused(),
         buffered_counts: FORGETS,
+        most_depth: (depth < wanted).then_some(depth),
         trials: trials.iter().map(Trial::rated).collect(),
         chosen,
     })
@@ -131,7 +141,9 @@ fn choose(
     mut again: impl FnMut(&mut Trial) -> Result<(), ReadError>,
 ) -> Result<DriveProfile, ReadError> {
     let usual = DriveProfile::default();
-    let is_usual = |t: &Trial| (t.profile.pages, t.profile.depth) == (usual.pages, usual.depth);
+    // Where the system refuses threads, the default depth may not be among them.
+    let depth = trials.iter().map(|t| t.profile.depth).filter(|&d| d <= usual.depth).max();
+    let is_usual = |t: &Trial| t.profile.pages == usual.pages && Some(t.profile.depth) == depth;
     // The first of them: direct, unless that is refused.
     let Some(default) = trials.iter().position(is_usual) else { return Ok(usual) };
     let counts = |t: &Trial| t.profile.mode == ReadMode::Direct || FORGETS;
@@ -203,6 +215,8 @@ struct Records {
     /// File and offset, in random order.
     order: Vec<(usize, u64)>,
     next: AtomicUsize,
+    /// The fewest threads with which a turn had to do though it wanted more.
+    most_threads: AtomicUsize,
 }
 
 impl Records {
@@ -242,6 +256,7 @@ impl Records {
             burst: burst.max(1),
             order,
             next: AtomicUsize::new(0),
+            most_threads: AtomicUsize::new(usize::MAX),
         })
     }
 
@@ -269,7 +284,7 @@ impl Records {
         time: Duration,
     ) -> Result<Sum, ReadError> {
         let turn = Turn {
-            barrier: Barrier::new(way.depth),
+            barrier: OnceLock::new(),
             claimed: AtomicUsize::new(0),
             read: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
@@ -277,26 +292,36 @@ impl Records {
             error: Mutex::new(None),
         };
         let start = Instant::now();
-        std::thread::scope(|s| {
-            for out in memory.chunks_mut(self.read_bytes).take(way.depth) {
-                let turn = &turn;
-                s.spawn(move || {
-                    loop {
-                        let in_time = || burst.is_some() || start.elapsed() < time;
-                        while turn.claimed.fetch_add(1, Relaxed) < burst.unwrap_or(usize::MAX) && in_time() {
-                            if let Err(e) = self.read_next(way.mode, out) {
-                                *turn.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
-                                turn.failed.store(true, Relaxed);
-                                break;
-                            }
-                            turn.read.fetch_add(1, Relaxed);
-                        }
-                        if turn.is_over(start, time) {
-                            break;
-                        }
+        let work = |out: &mut [u8]| {
+            let barrier = turn.barrier.wait();
+            loop {
+                let in_time = || burst.is_some() || start.elapsed() < time;
+                while turn.claimed.fetch_add(1, Relaxed) < burst.unwrap_or(usize::MAX) && in_time() {
+                    if let Err(e) = self.read_next(way.mode, out) {
+                        *turn.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
+                        turn.failed.store(true, Relaxed);
+                        break;
                     }
-                });
+                    turn.read.fetch_add(1, Relaxed);
+                }
+                if turn.is_over(barrier, start, time) {
+                    break;
+                }
             }
+        };
+        std::thread::scope(|s| {
+            let mut parts = memory.chunks_mut(self.read_bytes).take(way.depth);
+            let own = parts.next();
+            let mut started = usize::from(own.is_some());
+            for out in parts {
+                if Builder::new().spawn_scoped(s, || work(out)).is_err() {
+                    self.most_threads.fetch_min(started, Relaxed);
+                    break;
+                }
+                started += 1;
+            }
+            turn.barrier.get_or_init(|| Barrier::new(started));
+            own.into_iter().for_each(work);
         });
         let seconds = start.elapsed().as_secs_f64();
         match turn.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -308,7 +333,8 @@ impl Records {
 
 /// What the threads of one turn share.
 struct Turn {
-    barrier: Barrier,
+    /// Of as many threads as the system gave, once that is known: the others would wait for one too few for ever.
+    barrier: OnceLock<Barrier>,
     /// Records of the burst at hand that have been taken on.
     claimed: AtomicUsize,
     read: AtomicUsize,
@@ -319,13 +345,13 @@ struct Turn {
 
 impl Turn {
     /// Waits until all threads have ended the burst; whether it was the last.
-    fn is_over(&self, start: Instant, time: Duration) -> bool {
+    fn is_over(&self, barrier: &Barrier, start: Instant, time: Duration) -> bool {
         // One of the threads decides for all, while the others wait to hear it.
-        if self.barrier.wait().is_leader() {
+        if barrier.wait().is_leader() {
             self.claimed.store(0, Relaxed);
             self.over.store(self.failed.load(Relaxed) || start.elapsed() >= time, Relaxed);
         }
-        self.barrier.wait();
+        barrier.wait();
         self.over.load(Relaxed)
     }
 }

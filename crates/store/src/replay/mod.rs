@@ -92,7 +92,10 @@ pub fn replay(trace: &Trace, caches: &[ReplayOptions]) -> Vec<Outcome> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(caches.len());
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            scope.spawn(work);
+            // This thread does what others that the system refuses would have done.
+            if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                break;
+            }
         }
         work();
     });
