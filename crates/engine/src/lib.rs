@@ -5,6 +5,7 @@
 
 mod bench;
 mod chat;
+mod control_group;
 mod divergence;
 mod documents;
 pub mod drive;

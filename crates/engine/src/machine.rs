@@ -6,6 +6,7 @@ use spinetail_cpu::kernels::Kernels;
 pub use spinetail_cpu::probe::{integer_dot, memory_bandwidth, threads_given, unpack_dot};
 
 use crate::Isa;
+use crate::control_group::GroupMemory;
 
 /// Rates of some threads together.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -73,6 +74,8 @@ pub struct Machine {
     pub available_bytes: Option<u64>,
     /// The most that the control group of this process may use; `None` where there is no limit.
     pub limit_bytes: Option<u64>,
+    /// What is left of the limits of the control groups around this process, with page cache that can be taken back.
+    pub limit_free_bytes: Option<u64>,
 }
 
 impl Machine {
@@ -84,42 +87,26 @@ impl Machine {
             value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
         };
         let memory_bytes = bytes("MemTotal:");
+        let group = GroupMemory::look(memory_bytes);
         Self {
             processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             isas: Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect(),
             memory_bytes,
             available_bytes: bytes("MemAvailable:"),
-            // Without a limit, the first version of control groups gives a number that no machine has.
-            limit_bytes: limit_bytes().filter(|&limit| memory_bytes.is_none_or(|m| limit < m)),
+            limit_bytes: group.limit_bytes,
+            limit_free_bytes: group.free_bytes,
         }
+    }
+
+    /// Memory that this process can have without taking it from others; `None` where the system does not say.
+    pub fn free_bytes(&self) -> Option<u64> {
+        [self.available_bytes, self.limit_free_bytes].into_iter().flatten().min()
     }
 
     /// Memory that this process may use; `None` where the system does not say.
     pub fn usable_bytes(&self) -> Option<u64> {
         self.memory_bytes.map(|m| self.limit_bytes.map_or(m, |limit| m.min(limit)))
     }
-}
-
-/// The lowest limit of the control groups that this process is in, of either version.
-fn limit_bytes() -> Option<u64> {
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let mut files = Vec::new();
-    for line in own.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (root, name) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max"),
-            c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            _ => continue,
-        };
-        // A limit of any group around ours holds as well. In a container, ours may be at the root.
-        let path = std::path::Path::new(path);
-        for group in path.ancestors() {
-            let group = group.strip_prefix("/").unwrap_or(group);
-            files.push(std::path::Path::new(root).join(group).join(name));
-        }
-    }
-    files.iter().filter_map(|f| std::fs::read_to_string(f).ok()?.trim().parse().ok()).min()
 }
 
 #[cfg(test)]

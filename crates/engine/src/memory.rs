@@ -146,14 +146,14 @@ impl MemoryPlan {
 /// The budget of a process that was given none: most of what the machine has free, so that others find some as well, or
 /// all of it if the model would not run otherwise. Without knowledge of the machine, four gigabytes more than the least.
 pub(crate) fn default_budget(minimum: u64) -> u64 {
-    let machine = Machine::look();
-    let free = match (machine.available_bytes, machine.limit_bytes) {
-        (Some(free), Some(limit)) => free.min(limit),
-        (Some(free), None) | (None, Some(free)) => free,
-        (None, None) => return minimum + (4 << 30),
-    };
-    let most = free - free / 4;
+    let Some(free) = Machine::look().free_bytes() else { return minimum + (4 << 30) };
+    let most = most_of(free);
     if most < minimum { free } else { most }
+}
+
+/// Three quarters of what is free: the rest is for others, and for what is not reckoned.
+pub(crate) fn most_of(free_bytes: u64) -> u64 {
+    free_bytes - free_bytes / 4
 }
 
 /// Elements of f32 that a row of a batch takes in a backend.
