@@ -61,7 +61,7 @@ fn name(format: Format) -> String {
 
 fn main() -> Result<(), String> {
     let o = options()?;
-    let mut memory = Memory::new(o.bytes);
+    let mut memory = Memory::new(o.bytes).map_err(|e| e.to_string())?;
     println!(
         "GB/s of packed weights, best (worst) of {} rounds, batch {}; each: from memory, from cache",
         o.rounds, o.batch

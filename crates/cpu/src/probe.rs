@@ -11,10 +11,11 @@ use std::sync::{Barrier, OnceLock};
 use std::thread::Builder;
 use std::time::Instant;
 
-use spinetail_core::{Affine, BITS, DType, Format, Part, TensorLayout, TensorSpec};
+use spinetail_core::{Affine, BITS, DType, Format, Part, SlabError, TensorLayout, TensorSpec};
 
 use crate::Precision;
 use crate::kernels::{Activations, Isa, Kernels, SharedOut, Weights};
+use crate::memory::{HostMemory, Region};
 
 /// Shape of a matrix: rows are those of a projection of the 35B model.
 const ROWS: usize = 2048;
@@ -26,36 +27,51 @@ const NEAR_ROWS: usize = ROWS / 8;
 /// Products of the same rows in a round, when they come from cache.
 const REPEATS: usize = 400;
 
-/// More than processors keep in their caches.
-const FAR_BYTES: usize = 256 << 20;
+/// More than most processors keep in their caches: what [`memory_bandwidth`] and [`unpack_dot`] take, if they may.
+pub const FAR_BYTES: usize = 256 << 20;
+
+/// The least that they need: a matrix or two.
+pub const LEAST_BYTES: usize = 8 << 20;
 
 /// Enough rounds for one to be undisturbed.
 const ROUNDS: usize = 5;
 
-/// Bytes per second that `threads` threads together read from memory, each its own part.
+/// Bytes per second that `threads` threads together read from `bytes` bytes of memory, each its own part.
 ///
-/// Takes 256 MiB of memory and some tenths of a second, as [`unpack_dot`] does.
-pub fn memory_bandwidth(threads: usize) -> f64 {
-    Memory::new(FAR_BYTES).read(threads, ROUNDS).best
+/// Takes that memory ([`FAR_BYTES`] say something about memory, fewer perhaps about caches: see [`cache_bytes`]) and some
+/// tenths of a second, as [`unpack_dot`] does; 0 where there is none.
+pub fn memory_bandwidth(threads: usize, bytes: usize) -> f64 {
+    Memory::new(bytes.max(LEAST_BYTES)).map_or(0.0, |memory| memory.read(threads, ROUNDS).best)
+}
+
+/// Bytes of the largest cache of the first processor, which others may share; `None` where the system does not say.
+pub fn cache_bytes() -> Option<usize> {
+    let size = |index: std::io::Result<std::fs::DirEntry>| {
+        let text = std::fs::read_to_string(index.ok()?.path().join("size")).ok()?;
+        let kib: usize = text.trim().strip_suffix('K')?.parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?.filter_map(size).max()
 }
 
 /// Bytes of packed weights (codes, scales and biases, in groups of 64) per second that `threads` threads together
-/// multiply with one row of 8-bit activations: the `fast` precision's decode. The weights come from memory, or from each
-/// thread's own cache.
+/// multiply with one row of 8-bit activations: the `fast` precision's decode. The weights come from `far_bytes` bytes of
+/// memory, or, without, from each thread's own cache.
 ///
-/// 0 where this processor lacks `isa` or `bits` is no width there are kernels for.
-pub fn unpack_dot(threads: usize, isa: Isa, bits: u8, from_memory: bool) -> f64 {
+/// 0 where this processor lacks `isa`, `bits` is no width there are kernels for, or there is no such memory.
+pub fn unpack_dot(threads: usize, isa: Isa, bits: u8, far_bytes: Option<usize>) -> f64 {
     let (Some(kernels), true) = (Kernels::for_isa(isa), BITS.contains(&bits)) else {
         return 0.0;
     };
     let format = Format::Affine(Affine { bits, group_size: 64, scales: DType::Bf16 });
-    let (bytes, place) = if from_memory {
-        (FAR_BYTES, Place::Memory)
-    } else {
-        (threads.max(1) * TensorSpec { shape: vec![ROWS, COLUMNS], format }.bytes() * 2, Place::Cache)
+    let (bytes, place) = match far_bytes {
+        Some(bytes) => (bytes.max(LEAST_BYTES), Place::Memory),
+        // At the larger widths one matrix; all threads read the same rows, each from its own cache.
+        None => (LEAST_BYTES, Place::Cache),
     };
-    let mut memory = Memory::new(bytes);
-    memory.matrices(format).rate(kernels, Precision::Fast, 1, threads, place, ROUNDS).best
+    Memory::new(bytes).map_or(0.0, |mut memory| {
+        memory.matrices(format).rate(kernels, Precision::Fast, 1, threads, place, ROUNDS).best
+    })
 }
 
 /// Multiplications and additions of 8-bit integers per second, two for each weight and input, by `threads` threads
@@ -97,7 +113,7 @@ impl std::fmt::Display for Rate {
 pub enum Place {
     /// Matrices beyond what caches hold, each once a round; threads share the rows of each.
     Memory,
-    /// Some rows, over and over, each thread its own.
+    /// Some rows, over and over, from each thread's own cache.
     Cache,
 }
 
@@ -164,20 +180,21 @@ fn read(bytes: &[u8]) -> u64 {
     sums.iter().fold(0, |a, b| a ^ b)
 }
 
-/// Memory full of finite numbers, whatever it is taken for.
-pub struct Memory(Vec<u8>);
+/// Memory full of finite numbers, whatever it is taken for. It goes back to the system when it is dropped, and lies in pages
+/// as the weights of a model do.
+pub struct Memory(Region);
 
 impl Memory {
     /// Takes and fills `bytes` bytes.
-    pub fn new(bytes: usize) -> Self {
-        let mut memory = vec![0u8; bytes];
+    pub fn new(bytes: usize) -> Result<Self, SlabError> {
+        let mut memory = HostMemory::default().region(bytes)?;
         let mut state = 1u64;
         // The top bit of an exponent is never set, in bf16, f16 or f32.
         for word in memory.as_chunks_mut::<8>().0 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             *word = (state >> 11 & 0xbfff_bfff_bfff_bfff).to_le_bytes();
         }
-        Self(memory)
+        Ok(Self(memory))
     }
 
     /// The rate of reading all of it, in bytes.
@@ -218,7 +235,7 @@ pub struct Matrices<'m> {
 impl Matrices<'_> {
     /// The rate of products with `batch` rows of activations, in bytes of weights.
     ///
-    /// From cache, each thread needs a matrix of its own: with fewer of them the rate is 0.
+    /// From cache, threads have matrices of their own as far as there are any; without one the rate is 0.
     pub fn rate(
         &self,
         kernels: Kernels,
@@ -250,8 +267,9 @@ impl Matrices<'_> {
             Place::Memory => rate(threads, rounds, self.weights.len() * bytes, |t| {
                 run(&self.weights, ROWS * t / threads..ROWS * (t + 1) / threads, 1);
             }),
-            Place::Cache if self.weights.len() < threads => Rate { best: 0.0, worst: 0.0 },
+            _ if self.weights.is_empty() => Rate { best: 0.0, worst: 0.0 },
             Place::Cache => rate(threads, rounds, bytes * NEAR_ROWS / ROWS * REPEATS * threads, |t| {
+                let t = t % self.weights.len();
                 run(&self.weights[t..=t], 0..NEAR_ROWS, REPEATS);
             }),
         }
@@ -265,7 +283,7 @@ mod tests {
     #[test]
     fn every_rate_there_is_can_be_measured() {
         let best = Kernels::detect();
-        let mut memory = Memory::new(8 << 20);
+        let mut memory = Memory::new(8 << 20).unwrap();
         assert!(memory.read(2, 1).best > 0.0);
         for format in [4, 8].map(|bits| Format::Affine(Affine { bits, group_size: 64, scales: DType::Bf16 }))
         {
@@ -274,9 +292,19 @@ mod tests {
                 let r = matrices.rate(best, precision, 1, 1, place, 1);
                 assert!(r.best >= r.worst && r.worst > 0.0, "{r:?}");
             }
-            let none = matrices.rate(best, Precision::Fast, 1, 100, Place::Cache, 1);
-            assert_eq!(none, Rate { best: 0.0, worst: 0.0 });
+            let shared = matrices.rate(best, Precision::Fast, 1, 5, Place::Cache, 1);
+            assert!(shared.best > 0.0, "{shared:?}");
+            let mut small = Memory::new(1000).unwrap();
+            for place in [Place::Cache, Place::Memory] {
+                let none = small.matrices(format).rate(best, Precision::Fast, 1, 1, place, 1);
+                assert_eq!(none, Rate { best: 0.0, worst: 0.0 });
+            }
         }
+        for bits in BITS {
+            assert!(unpack_dot(1, best.isa(), bits, Some(0)) > 0.0, "{bits} bits in the least memory");
+            assert!(unpack_dot(1, best.isa(), bits, None) > 0.0, "{bits} bits");
+        }
+        assert!(memory_bandwidth(1, 0) > 0.0);
         assert!(integer_dot(1, best.isa()) > 0.0);
         assert!(integer_dot(1, Isa::Scalar) > 0.0);
     }
@@ -286,7 +314,7 @@ mod tests {
         let lacking =
             Isa::ALL.into_iter().find(|isa| !isa.is_available()).expect("no processor has all of them");
         assert_eq!(integer_dot(1, lacking), 0.0);
-        assert_eq!(unpack_dot(1, lacking, 4, false), 0.0);
-        assert_eq!(unpack_dot(1, Isa::Scalar, 7, false), 0.0);
+        assert_eq!(unpack_dot(1, lacking, 4, None), 0.0);
+        assert_eq!(unpack_dot(1, Isa::Scalar, 7, None), 0.0);
     }
 }

@@ -3,10 +3,12 @@
 
 use spinetail_cpu::PoolOptions;
 use spinetail_cpu::kernels::Kernels;
+use spinetail_cpu::probe::{FAR_BYTES, LEAST_BYTES, cache_bytes};
 pub use spinetail_cpu::probe::{integer_dot, memory_bandwidth, threads_given, unpack_dot};
 
 use crate::Isa;
 use crate::control_group::GroupMemory;
+use crate::memory::most_of;
 
 /// Rates of some threads together.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,16 +36,33 @@ pub struct MachineRates {
     pub one: Rates,
     /// All threads that an engine would use.
     pub all: Rates,
+    /// Memory that was read from, which is what there was for it.
+    pub buffer_bytes: u64,
+    /// Whether a cache may have held much of it, so that rates of memory are those of the cache.
+    pub cached: bool,
+}
+
+/// A cache keeps little of what is read over and over if that is this many times as large.
+const BEYOND_CACHE: u64 = 2;
+
+/// What the process takes beside the buffers.
+const PROCESS_BYTES: u64 = 16 << 20;
+
+/// Memory to measure with: what [`FAR_BYTES`] says, if `budget_bytes` and most of what is free allow.
+fn buffer_bytes(budget_bytes: Option<u64>, free_bytes: Option<u64>) -> u64 {
+    let most = [budget_bytes, free_bytes.map(most_of)].into_iter().flatten().min().unwrap_or(u64::MAX);
+    most.saturating_sub(PROCESS_BYTES).clamp(LEAST_BYTES as u64, FAR_BYTES as u64)
 }
 
 impl Rates {
-    /// Measures with `threads` threads and the kernels of `isa`; what this processor lacks has rate 0.
-    pub fn measure(threads: usize, isa: Isa) -> Self {
+    /// Measures with `threads` threads, the kernels of `isa` and `buffer_bytes` of memory; what this processor lacks has
+    /// rate 0.
+    pub fn measure(threads: usize, isa: Isa, buffer_bytes: usize) -> Self {
         Self {
             threads,
-            memory_bytes_per_s: memory_bandwidth(threads),
-            unpack_memory_bytes_per_s: unpack_dot(threads, isa, 4, true),
-            unpack_cache_bytes_per_s: unpack_dot(threads, isa, 4, false),
+            memory_bytes_per_s: memory_bandwidth(threads, buffer_bytes),
+            unpack_memory_bytes_per_s: unpack_dot(threads, isa, 4, Some(buffer_bytes)),
+            unpack_cache_bytes_per_s: unpack_dot(threads, isa, 4, None),
             integer_ops_per_s: integer_dot(threads, isa),
         }
     }
@@ -51,12 +70,19 @@ impl Rates {
 
 impl MachineRates {
     /// Measures for a second or two, with `threads` threads (as many as an engine would use, where that is left out; fewer
-    /// where the system refuses some) and the kernels of `isa` (the best there are).
-    pub fn measure(threads: Option<usize>, isa: Option<Isa>) -> Self {
+    /// where the system refuses some) and the kernels of `isa` (the best there are), in `budget_bytes` of memory at most.
+    pub fn measure(threads: Option<usize>, isa: Option<Isa>, budget_bytes: Option<u64>) -> Self {
         let threads = threads_given(threads.unwrap_or(PoolOptions::default().threads));
         let isa = isa.unwrap_or_else(|| Kernels::detect().isa());
-        let one = Rates::measure(1, isa);
-        Self { isa, one, all: if threads == 1 { one } else { Rates::measure(threads, isa) } }
+        let buffer_bytes = buffer_bytes(budget_bytes, Machine::look().free_bytes());
+        let cached = match cache_bytes() {
+            Some(cache) => buffer_bytes < BEYOND_CACHE * cache as u64,
+            None => buffer_bytes < FAR_BYTES as u64,
+        };
+        let buffer = buffer_bytes as usize;
+        let one = Rates::measure(1, isa, buffer);
+        let all = if threads == 1 { one } else { Rates::measure(threads, isa, buffer) };
+        Self { isa, one, all, buffer_bytes, cached }
     }
 }
 
@@ -112,6 +138,17 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buffers_fit_what_there_is() {
+        let far = FAR_BYTES as u64;
+        assert_eq!(buffer_bytes(None, None), far);
+        assert_eq!(buffer_bytes(Some(8 << 30), Some(16 << 30)), far);
+        assert_eq!(buffer_bytes(Some(64 << 20), Some(16 << 30)), 48 << 20);
+        assert_eq!(buffer_bytes(Some(8 << 30), Some(64 << 20)), 32 << 20);
+        assert_eq!(buffer_bytes(None, Some(64 << 20)), 32 << 20);
+        assert_eq!(buffer_bytes(Some(1), Some(1)), LEAST_BYTES as u64);
+    }
 
     #[test]
     fn a_machine_has_something() {

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::builder::ValueHint;
-use spinetail_engine::machine::{MachineRates, Rates};
+use spinetail_engine::machine::MachineRates;
 use spinetail_engine::{BenchOptions, Engine, EngineError, EngineOptions, Measured, inspect};
 
 use crate::args::{EngineArgs, GlobalArgs};
@@ -65,7 +65,7 @@ pub(crate) fn run(a: &BenchArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let path = models::find(&a.model, &mut settings)?;
     check_context(a, &path, &asked.options)?;
     // Before the model is there: it takes memory, and the peak is to be the model's.
-    let rates = MachineRates::measure(asked.options.threads, asked.options.isa).all;
+    let machine = MachineRates::measure(asked.options.threads, asked.options.isa, asked.options.memory_bytes);
     output::forget_peak_rss();
     let engine = super::open(&path, &asked, &mut settings)?;
     settings.print();
@@ -93,9 +93,9 @@ pub(crate) fn run(a: &BenchArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     }
     let mut out = output::out();
     if a.json {
-        writeln!(out, "{}", object(&path, &engine, &rates, &prefills, &decodes))?;
+        writeln!(out, "{}", object(&path, &engine, &machine, &prefills, &decodes))?;
     } else {
-        print(&mut out, &engine, &rates, &prefills, &decodes)?;
+        print(&mut out, &engine, &machine, &prefills, &decodes)?;
     }
     out.flush()?;
     Ok(())
@@ -131,10 +131,11 @@ fn check_context(a: &BenchArgs, path: &Path, options: &EngineOptions) -> anyhow:
 fn print(
     out: &mut dyn Write,
     engine: &Engine,
-    r: &Rates,
+    machine: &MachineRates,
     prefills: &[Measured],
     decodes: &[Measured],
 ) -> std::io::Result<()> {
+    let r = &machine.all;
     writeln!(
         out,
         "machine   {} threads, {}: memory {:.1} GB/s, 4-bit unpack-and-dot {:.1} GB/s, integer dot {:.0} GOPS",
@@ -144,6 +145,9 @@ fn print(
         r.unpack_memory_bytes_per_s / 1e9,
         r.integer_ops_per_s / 1e9
     )?;
+    if machine.cached {
+        writeln!(out, "          {}", cached(machine))?;
+    }
     let plan = engine.plan();
     writeln!(
         out,
@@ -192,6 +196,14 @@ fn print(
     Ok(())
 }
 
+/// Why rates of memory may be none.
+pub(super) fn cached(machine: &MachineRates) -> String {
+    format!(
+        "measured in {}, which a cache may hold: rates of memory may be the cache's; more memory for it shows memory's",
+        size(machine.buffer_bytes)
+    )
+}
+
 /// The rates from the lowest to the highest.
 fn spread(m: &Measured) -> String {
     let rates = m.rates();
@@ -203,10 +215,11 @@ fn spread(m: &Measured) -> String {
 fn object(
     path: &Path,
     engine: &Engine,
-    r: &Rates,
+    machine: &MachineRates,
     prefills: &[Measured],
     decodes: &[Measured],
 ) -> serde_json::Value {
+    let r = &machine.all;
     let plan = engine.plan();
     let row = |m: &Measured| {
         let b = m.token_bytes;
@@ -237,6 +250,8 @@ fn object(
         "memory_bytes_per_second": r.memory_bytes_per_s,
         "unpack_memory_bytes_per_second": r.unpack_memory_bytes_per_s,
         "integer_ops_per_second": r.integer_ops_per_s,
+        "rates_buffer_bytes": machine.buffer_bytes,
+        "rates_cached": machine.cached,
         "budget_bytes": plan.total_bytes(),
         "slots_bytes": plan.slots_bytes,
         "records_bytes": plan.records_bytes,

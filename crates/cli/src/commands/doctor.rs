@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::builder::ValueHint;
 use serde_json::{Value, json};
-use spinetail_engine::drive::{DriveId, DriveProbe, DriveProfile, DriveProfiles, probe_drive};
+use spinetail_engine::drive::{DriveId, DriveProbe, DriveProfile, DriveProfiles, Shortage, probe_drive};
 use spinetail_engine::machine::{Machine, MachineRates, Rates};
 use spinetail_engine::{EngineOptions, Precision, inspect};
 
@@ -47,7 +47,7 @@ pub(crate) fn run(a: &DoctorArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     settings.print();
     // The drive first: whether it can be measured is known at once.
     let drive = model.map(|m| examine_drive(m, Duration::from_secs_f64(a.seconds))).transpose()?;
-    let (machine, rates) = (Machine::look(), MachineRates::measure(None, None));
+    let (machine, rates) = (Machine::look(), MachineRates::measure(None, None, None));
     let mut out = output::out();
     if a.json {
         let object = json!({
@@ -60,8 +60,11 @@ pub(crate) fn run(a: &DoctorArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
                 "total_bytes": machine.memory_bytes,
                 "available_bytes": machine.available_bytes,
                 "limit_bytes": machine.limit_bytes,
+                "limit_free_bytes": machine.limit_free_bytes,
             },
             "rates": ([&rates.one, &rates.all].map(rates_json)),
+            "rates_buffer_bytes": rates.buffer_bytes,
+            "rates_cached": rates.cached,
             "drive": drive.as_ref().map(drive_json),
         });
         writeln!(out, "{object}")?;
@@ -151,7 +154,10 @@ fn print_machine(out: &mut impl Write, m: &Machine, rates: &MachineRates) -> std
     let isas: Vec<_> = m.isas.iter().map(|isa| isa.name()).collect();
     writeln!(out, "cores            {}", m.processors)?;
     writeln!(out, "instruction set  {} (of {})", rates.isa.name(), isas.join(", "))?;
-    let limit = m.limit_bytes.map_or_else(|| "no limit".to_owned(), |b| format!("limit {}", size(b)));
+    let limit = m.limit_bytes.map_or_else(
+        || "no limit".to_owned(),
+        |b| format!("limit {}, {} of it free", size(b), known(m.limit_free_bytes)),
+    );
     writeln!(
         out,
         "memory           {}, {} available, {limit}",
@@ -176,7 +182,11 @@ fn print_machine(out: &mut impl Write, m: &Machine, rates: &MachineRates) -> std
             write!(out, "{:9.digits$}", value(r) / 1e9)?;
         }
     }
-    writeln!(out)
+    writeln!(out)?;
+    if rates.cached {
+        writeln!(out, "{}", super::bench::cached(rates))?;
+    }
+    Ok(())
 }
 
 fn print_drive(out: &mut impl Write, d: &Drive) -> std::io::Result<()> {
@@ -200,11 +210,12 @@ fn print_drive(out: &mut impl Write, d: &Drive) -> std::io::Result<()> {
     if p.direct_refused {
         writeln!(out, "direct reads are refused here")?;
     }
-    if let Some(depth) = p.most_depth {
-        writeln!(
-            out,
-            "at most {depth} at once: the system gives no more threads (`ulimit -u`, or the control group's)"
-        )?;
+    if let Some((depth, shortage)) = p.most_depth {
+        let why = match shortage {
+            Shortage::Threads => "the system gives no more threads (`ulimit -u`, or the control group's)",
+            _ => "there is no memory for more",
+        };
+        writeln!(out, "at most {depth} at once: {why}")?;
     }
     if !p.buffered_counts {
         writeln!(out, "buffered reads may have come from memory, and are not chosen")?;

@@ -18,12 +18,17 @@ use spinetail_cpu::HostMemory;
 use spinetail_cpu::probe::threads_given;
 
 use super::DriveProfile;
+use crate::machine::Machine;
+use crate::memory::most_of;
 
 /// Reads under way at once that are tried.
 const DEPTHS: [usize; 4] = [1, 4, 8, 12];
 
 /// How files are read. A ring reads them as the first does, and what it saves is threads, of which a drive knows nothing.
 const MODES: [ReadMode; 2] = [ReadMode::Direct, ReadMode::Buffered];
+
+/// Memory is taken in each of them.
+const PAGE_KINDS: u64 = Pages::ALL.len() as u64;
 
 /// How often each way has its turn.
 const ROUNDS: u32 = 2;
@@ -57,9 +62,29 @@ pub enum ProbeError {
     /// A record cannot be read.
     #[error("{0}; check the container with `spinetail verify`")]
     Read(#[from] ReadError),
+    /// A record of each kind of pages does not fit what is free.
+    #[error(
+        "records of {} MiB cannot be read: that takes {} MiB of memory and {} MiB are free; end other programs, or raise the \
+         limit of the control group", .read_bytes >> 20, (2 * .read_bytes).div_ceil(1 << 20), .free_bytes >> 20
+    )]
+    NoRoom {
+        /// Bytes of one read.
+        read_bytes: u64,
+        /// Memory that may be taken.
+        free_bytes: u64,
+    },
     /// There is no memory to read into.
     #[error(transparent)]
     Memory(#[from] SlabError),
+}
+
+/// What keeps ways of reading from being tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shortage {
+    /// The system gives no more threads.
+    Threads,
+    /// There is no memory for more records.
+    Memory,
 }
 
 /// What was measured, and what follows.
@@ -74,8 +99,8 @@ pub struct DriveProbe {
     pub direct_refused: bool,
     /// Whether buffered reads can be chosen: not where they may have come from memory.
     pub buffered_counts: bool,
-    /// The most reads at once that there were threads for, where the system refused some: deeper ways were not tried.
-    pub most_depth: Option<usize>,
+    /// The most reads at once that there were threads and memory for, where deeper ways could not be tried.
+    pub most_depth: Option<(usize, Shortage)>,
     /// Every way that was tried, with its rates.
     pub trials: Vec<DriveProfile>,
     /// The way to read: the default one, unless another was faster by a tenth, twice.
@@ -84,11 +109,20 @@ pub struct DriveProbe {
 
 /// Reads records of the container at `path` for about `time`, in every way there is.
 ///
-/// Takes memory for two dozen records. A drive on which a few reads take longer than a way's share makes it longer.
+/// Takes memory for two dozen records, or less where less is free. A drive on which a few reads take longer than a way's share makes it longer.
 pub fn probe_drive(path: &Path, time: Duration) -> Result<DriveProbe, ProbeError> {
-    let records = Records::open(path)?;
+    let free_bytes = Machine::look().free_bytes().map_or(u64::MAX, most_of);
+    probe_drive_within(path, time, free_bytes)
+}
+
+fn probe_drive_within(path: &Path, time: Duration, free_bytes: u64) -> Result<DriveProbe, ProbeError> {
+    let records = Records::open(path, free_bytes)?;
     let wanted = DEPTHS.into_iter().max().unwrap_or(1);
-    let depth = threads_given(wanted);
+    let (threads, room) = (threads_given(wanted), records.room(free_bytes));
+    let depth = threads.min(room);
+    if depth == 0 {
+        return Err(ProbeError::NoRoom { read_bytes: records.read_bytes as u64, free_bytes });
+    }
     let mut memories = Vec::new();
     for pages in Pages::ALL {
         memories.push((pages, HostMemory { pages }.region(records.read_bytes * depth)?));
@@ -120,15 +154,17 @@ pub fn probe_drive(path: &Path, time: Duration) -> Result<DriveProbe, ProbeError
         }
     }
     // A thread was had before and then refused: what was read by fewer is not to be taken for a depth.
-    let depth = depth.min(records.most_threads.load(Relaxed));
+    let threads = threads.min(records.most_threads.load(Relaxed));
+    let depth = depth.min(threads);
     trials.retain(|t| t.profile.depth <= depth);
     let chosen = choose(&mut trials, |trial| take_turn(trial, ROUNDS * turn))?;
+    let shortage = if threads < room { Shortage::Threads } else { Shortage::Memory };
     Ok(DriveProbe {
         read_bytes: records.read_bytes as u64,
         burst_records: records.burst,
         direct_refused: direct_refused || records.direct_refused(),
         buffered_counts: FORGETS,
-        most_depth: (depth < wanted).then_some(depth),
+        most_depth: (depth < wanted).then_some((depth, shortage)),
         trials: trials.iter().map(Trial::rated).collect(),
         chosen,
     })
@@ -220,7 +256,8 @@ struct Records {
 }
 
 impl Records {
-    fn open(path: &Path) -> Result<Self, ProbeError> {
+    /// Reads are to be such that many fit `free_bytes`, where records are small.
+    fn open(path: &Path, free_bytes: u64) -> Result<Self, ProbeError> {
         let (paths, stride, experts, burst) = match detect(path)? {
             Some(Kind::V2) => {
                 let c = Container::open(path)?;
@@ -243,7 +280,8 @@ impl Records {
         let open = |reading: &Arc<Reading>| -> Result<Vec<DataFile>, ContainerError> {
             paths.iter().map(|p| DataFile::open(p, reading).inspect(DataFile::expect_random_reads)).collect()
         };
-        let at_once = MIN_READ_BYTES.div_ceil(stride).min(experts as u64);
+        let most = (free_bytes / (PAGE_KINDS * DEPTHS[DEPTHS.len() - 1] as u64)).max(stride);
+        let at_once = MIN_READ_BYTES.div_ceil(stride).min(experts as u64).min(most / stride);
         let read_bytes = at_once * stride;
         let reads = experts as u64 / at_once;
         let mut order: Vec<_> =
@@ -258,6 +296,11 @@ impl Records {
             next: AtomicUsize::new(0),
             most_threads: AtomicUsize::new(usize::MAX),
         })
+    }
+
+    /// How many reads at once `free_bytes` of memory are enough for.
+    fn room(&self, free_bytes: u64) -> usize {
+        usize::try_from(free_bytes / (PAGE_KINDS * self.read_bytes as u64)).unwrap_or(usize::MAX)
     }
 
     fn direct_refused(&self) -> bool {
@@ -421,6 +464,13 @@ mod tests {
                 && probe.burst_records > 0
         );
         let folder = tempfile::tempdir().unwrap();
+        // Four reads at once of a mebibyte, in both kinds of pages; then smaller ones; then none.
+        let within = |bytes: u64| probe_drive_within(&pip, Duration::from_millis(50), bytes);
+        let stride = Container::open(&pip).unwrap().record_files()[0].stride_bytes;
+        let small = within(8 * stride).unwrap();
+        assert_eq!((small.read_bytes, small.most_depth), (stride, Some((4, Shortage::Memory))));
+        assert!(small.trials.iter().all(|t| t.depth <= 4) && small.chosen.depth == 4, "{small:?}");
+        assert!(matches!(within(2 * stride - 1), Err(ProbeError::NoRoom { .. })));
         assert!(matches!(probe_drive(folder.path(), Duration::ZERO), Err(ProbeError::NotAContainer { .. })));
     }
 }
