@@ -168,8 +168,8 @@ impl Engine {
         if options.context == 0 || options.context as usize > config.max_positions {
             return Err(EngineError::Context { asked: options.context, max: config.max_positions });
         }
+        let plan = MemoryPlan::new(&*source, options)?;
         let cpu = CpuOptions { threads: options.threads, isa: options.isa, precision: options.precision };
-        let plan = MemoryPlan::new(&*source, options.context, &cpu, options.memory_bytes)?;
         let mut done = 0;
         let total = plan.dense_bytes;
         let backend = CpuBackend::load(&*source, &cpu, &mut |bytes| {

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use spinetail_checkpoint::open_model;
 use spinetail_core::{ModelConfig, Projection, dense_specs};
-use spinetail_cpu::{CpuOptions, Precision};
 
 use crate::bench::TokenBytes;
+use crate::engine::EngineOptions;
 use crate::error::EngineError;
 use crate::memory::MemoryPlan;
 
@@ -33,25 +33,19 @@ pub struct ModelSummary {
     pub dense_formats: Vec<(String, u64)>,
     /// Formats of the expert matrices, and how many layers have each.
     pub expert_formats: Vec<(String, usize)>,
-    /// How `memory_bytes` would be divided.
+    /// How the budget would be divided.
     pub plan: MemoryPlan,
 }
 
-/// Looks at the container or checkpoint folder at `path`, as if it were to be run at `context` positions in `precision`
-/// with as many threads as an engine takes unless told.
-pub fn inspect(
-    path: &Path,
-    context: u32,
-    precision: Precision,
-    memory_bytes: Option<u64>,
-) -> Result<ModelSummary, EngineError> {
+/// Looks at the container or checkpoint folder at `path`, as if it were to be run with `options`.
+pub fn inspect(path: &Path, options: &EngineOptions) -> Result<ModelSummary, EngineError> {
+    let context = options.context;
     let source = open_model(path)?;
     let c = source.config().clone();
     if context == 0 || context as usize > c.max_positions {
         return Err(EngineError::Context { asked: context, max: c.max_positions });
     }
-    let cpu = CpuOptions { precision, ..CpuOptions::default() };
-    let plan = MemoryPlan::new(&*source, context, &cpu, memory_bytes)?;
+    let plan = MemoryPlan::new(&*source, options)?;
     let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
     let mut formats: BTreeMap<String, u64> = BTreeMap::new();
     let (mut dense, mut active) = (0, 0);

@@ -1,9 +1,10 @@
 //! How a memory budget is divided before anything is loaded.
 
 use spinetail_core::{ModelConfig, ModelSource, dense_specs};
-use spinetail_cpu::CpuOptions;
+use spinetail_cpu::{CpuOptions, PoolOptions};
 use spinetail_store::slot_bytes;
 
+use crate::engine::EngineOptions;
 use crate::error::EngineError;
 use crate::machine::Machine;
 
@@ -29,7 +30,7 @@ pub struct MemoryPlan {
     spare_bytes: u64,
     /// Rows of a batch that the context has room for.
     most_chunk_rows: usize,
-    /// Code, tokenizer, stacks, allocator slack.
+    /// Code, tokenizer, threads with their stacks and buffers, allocator slack.
     pub process_bytes: u64,
     /// Expert slots.
     pub slots_bytes: u64,
@@ -44,6 +45,10 @@ pub struct MemoryPlan {
 /// Code, stacks, and the allocator's slack: the peak of a process, without what is reckoned beside it, was up to 14 MiB.
 const PROCESS_BYTES: u64 = 16 << 20;
 
+/// A thread that computes or reads: 10 to 15 KiB of stack, buffers and allocator were measured, and 28 KiB that the kernel
+/// charges to its control group.
+const THREAD_BYTES: u64 = 48 << 10;
+
 /// With more rows than this, the time of a chunk is all arithmetic and its records are read seldom enough.
 const MAX_CHUNK_ROWS: usize = 2048;
 
@@ -55,15 +60,11 @@ impl MemoryPlan {
     /// Rows of a batch that there is always memory for; a prompt's chunks are multiples of so many.
     pub const SHORT_ROWS: usize = 64;
 
-    /// Divides `budget_bytes` (without one, most of what the machine has free) among what the model needs at `context` positions on
-    /// a backend with options `cpu`; the rest is for expert slots.
-    pub fn new(
-        source: &dyn ModelSource,
-        context: u32,
-        cpu: &CpuOptions,
-        budget_bytes: Option<u64>,
-    ) -> Result<Self, EngineError> {
-        let c = source.config();
+    /// Divides the budget of `options` (without one, most of what the machine has free) among what the model needs with
+    /// their context, precision and threads; the rest is for expert slots.
+    pub fn new(source: &dyn ModelSource, options: &EngineOptions) -> Result<Self, EngineError> {
+        let (c, context, precision) = (source.config(), options.context, options.precision);
+        let cpu = CpuOptions { threads: options.threads, isa: options.isa, precision };
         let resident = dense_specs(c).into_iter().filter(|s| !s.is_prediction_head());
         let dense_bytes = resident.filter_map(|s| source.dense_spec(&s.name).map(|s| s.bytes() as u64)).sum();
         let layouts = (0..c.layers.len()).filter_map(|l| source.record_layout(l as u16));
@@ -71,8 +72,7 @@ impl MemoryPlan {
         let records_bytes = slot_bytes * (c.layers.len() * c.moe.experts) as u64;
         let plan = Self {
             dense_bytes,
-            kv_bytes: (c.kv_elements_per_token() * cpu.precision.kv_element_bytes()) as u64
-                * u64::from(context),
+            kv_bytes: (c.kv_elements_per_token() * precision.kv_element_bytes()) as u64 * u64::from(context),
             state_bytes: 2 * 4 * c.state_elements() as u64,
             scratch_bytes: 4 * (Self::SHORT_ROWS * row_elements(c) + 2 * c.vocab) as u64
                 + cpu.attention_scratch_bytes(c, context),
@@ -81,13 +81,13 @@ impl MemoryPlan {
             row_bytes: 4 * row_elements(c) as u64,
             spare_bytes: 0,
             most_chunk_rows: MAX_CHUNK_ROWS.min((context as usize).next_multiple_of(Self::SHORT_ROWS)),
-            process_bytes: PROCESS_BYTES + tokenizer_bytes(c.vocab),
+            process_bytes: PROCESS_BYTES + tokenizer_bytes(c.vocab) + threads_bytes(options),
             slots_bytes: 0,
             slot_bytes,
             records_bytes,
             top_k: c.moe.top_k as u64,
         };
-        let budget = budget_bytes.unwrap_or_else(|| default_budget(plan.minimum_bytes()));
+        let budget = options.memory_bytes.unwrap_or_else(|| default_budget(plan.minimum_bytes()));
         plan.with_budget(budget)
     }
 
@@ -166,6 +166,12 @@ fn row_elements(c: &ModelConfig) -> usize {
     let projected = queries.max(d.conv_channels()) + keys.max(values) + keys + d.value_heads;
     let mixed = d.conv_channels() + values + 2 * values.max(a.heads * a.head_dim);
     stream + projected + mixed + m.experts + 4 * m.intermediate.max(m.shared_intermediate)
+}
+
+/// What compute threads and readers take.
+fn threads_bytes(options: &EngineOptions) -> u64 {
+    let threads = options.threads.unwrap_or(PoolOptions::default().threads);
+    (threads + options.experts.readers) as u64 * THREAD_BYTES
 }
 
 /// About what the tokenizer takes: 13 MB were measured at 248,077 entries, 30 MB while it is loaded.

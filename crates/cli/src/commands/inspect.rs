@@ -12,7 +12,7 @@ use spinetail_engine::{EngineOptions, ModelSummary, inspect};
 use super::speed::Basis;
 
 use crate::args::{GlobalArgs, PrecisionArg};
-use crate::settings::{CONTEXT, MEMORY, PRECISION, Settings};
+use crate::settings::{CONTEXT, MEMORY, PRECISION, READERS, Settings, THREADS};
 use crate::units::{least_size, size};
 use crate::{dirs, models, output};
 
@@ -33,23 +33,32 @@ pub(crate) struct InspectArgs {
     /// Estimate hits from a trace of this model that --trace recorded, instead of from published ones
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     trace: Option<PathBuf>,
+    /// Compute threads to reckon with [default: one per processor]
+    #[arg(long, value_name = "N", value_parser = THREADS.parse)]
+    threads: Option<usize>,
+    /// Reads on their way at once to reckon with [default: 8]
+    #[arg(long, value_name = "N", value_parser = READERS.parse)]
+    readers: Option<usize>,
 }
 
 pub(crate) fn run(a: &InspectArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let mut settings = Settings::load(globals)?;
-    let context = settings.pick_or(&CONTEXT, a.context, EngineOptions::default().context)?;
-    let precision = settings.pick_or(&PRECISION, a.precision, PrecisionArg::Fast)?.into();
-    let memory = settings.pick(&MEMORY, a.memory)?;
+    let mut options = EngineOptions::default();
+    options.context = settings.pick_or(&CONTEXT, a.context, options.context)?;
+    options.precision = settings.pick_or(&PRECISION, a.precision, PrecisionArg::Fast)?.into();
+    options.memory_bytes = settings.pick(&MEMORY, a.memory)?;
+    options.threads = settings.pick(&THREADS, a.threads)?;
+    options.experts.readers = settings.pick_or(&READERS, a.readers, options.experts.readers)?;
     let path = models::find(&a.model, &mut settings)?;
     settings.print();
-    let summary = inspect(&path, context, precision, memory)?;
+    let summary = inspect(&path, &options)?;
     let trace = a.trace.as_deref().map(super::replay::read_trace).transpose()?;
     if let Some(trace) = &trace {
         super::replay::check_shape(&path, &summary, trace.header())?;
     }
     let mut out = output::out();
     writeln!(out, "model        {}", path.display())?;
-    print(&mut out, &summary, context)?;
+    print(&mut out, &summary, options.context)?;
     // What takes no time is shown before what does.
     out.flush()?;
     if !super::speed::is_large(&summary) {
@@ -61,7 +70,7 @@ pub(crate) fn run(a: &InspectArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
             None
         })
     });
-    let rates = MachineRates::measure(None, None).all;
+    let rates = MachineRates::measure(options.threads, None, None).all;
     super::speed::print(&mut out, &summary, &Basis { rates, drive, trace: trace.as_ref() })?;
     out.flush()?;
     Ok(())

@@ -236,9 +236,10 @@ fn plan(
 ) -> anyhow::Result<MemoryPlan> {
     let mut settings = Settings::load(globals)?;
     let path = models::find(model, &mut settings)?;
-    let context = settings.pick_or(&CONTEXT, a.context, EngineOptions::default().context)?;
-    let precision = settings.pick_or(&PRECISION, a.precision, PrecisionArg::Fast)?;
-    let summary = inspect(&path, context, precision.into(), None)?;
+    let mut options = EngineOptions::default();
+    options.context = settings.pick_or(&CONTEXT, a.context, options.context)?;
+    options.precision = settings.pick_or(&PRECISION, a.precision, PrecisionArg::Fast)?.into();
+    let summary = inspect(&path, &options)?;
     check_shape(&path, &summary, header)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     if header.model_id != 0 && header.model_id != model_id(&name) {
