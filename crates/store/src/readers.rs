@@ -25,9 +25,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// Readers need little: a system call and its error.
 const STACK_BYTES: usize = 256 << 10;
 
-/// After this long without an answer of the drive, somebody is told.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 /// How soon a record is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Urgency {
@@ -112,13 +109,15 @@ pub(crate) struct Readers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     wanted: usize,
+    /// After this long without an answer of the drive, somebody is told.
+    patience: Duration,
 }
 
 impl Readers {
-    pub(crate) fn new(source: Arc<dyn RecordSource>, threads: usize) -> Self {
+    pub(crate) fn new(source: Arc<dyn RecordSource>, threads: usize, patience: Duration) -> Self {
         let (work, done) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { source, queue: Mutex::default(), work, done });
-        Self { shared, threads: Vec::new(), wanted: threads.max(1) }
+        Self { shared, threads: Vec::new(), wanted: threads.max(1), patience }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -196,12 +195,12 @@ impl Readers {
                 return done;
             }
             let (q, timeout) =
-                self.shared.done.wait_timeout(queue, PATIENCE).unwrap_or_else(PoisonError::into_inner);
+                self.shared.done.wait_timeout(queue, self.patience).unwrap_or_else(PoisonError::into_inner);
             queue = q;
             if timeout.timed_out() && queue.done.is_empty() {
                 tracing::warn!(
-                    "the drive has not answered for {} s; still waiting for it",
-                    start.elapsed().as_secs()
+                    "the drive has not answered for {:.0?}; still waiting for it",
+                    start.elapsed()
                 );
             }
         }

@@ -3,6 +3,7 @@
 //! Bookkeeping is O(1) a record, but for a walk over slots that are leased at the time.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use spinetail_core::{ExpertId, RecordSource, SlotMemory};
 
@@ -27,6 +28,9 @@ pub struct StoreOptions {
     pub policy: PolicyKind,
     /// For the policies that forget: tokens after which a use counts half.
     pub half_life_tokens: f64,
+    /// How long a read that is waited for may take before a warning says that the drive does not answer, and how long
+    /// until the next.
+    pub patience: Duration,
 }
 
 impl StoreOptions {
@@ -42,6 +46,7 @@ impl StoreOptions {
             readers: Self::DEFAULT_READERS,
             policy: PolicyKind::DecayedLfu,
             half_life_tokens: DecayedLfu::HALF_LIFE_TOKENS,
+            patience: Duration::from_secs(5),
         }
     }
 }
@@ -148,7 +153,7 @@ impl ExpertStore {
             passing_wanted: Vec::new(),
             failed: None,
             stats: StoreStats::default(),
-            readers: Readers::new(Arc::clone(&source), options.readers),
+            readers: Readers::new(Arc::clone(&source), options.readers, options.patience),
             source,
             memory,
         }

@@ -12,6 +12,7 @@ use super::*;
 use crate::{Fault, FaultySource};
 
 mod ring;
+mod stall;
 
 struct TestSlab(NonNull<u8>, Layout);
 
