@@ -9,6 +9,20 @@ use spinetail_core::ReadError;
 pub(crate) const GET_AGAIN: &str =
     "the container is damaged or was made by something else: get it or repack it again";
 
+/// Open files of a process beside a model's large ones: its own output, libraries, a trace, connections of a server.
+const OTHER_DESCRIPTORS: usize = 32;
+
+/// Whether an error says that this process may open no more files.
+fn is_out_of_descriptors(e: &std::io::Error) -> bool {
+    #[cfg(unix)]
+    return e.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error());
+    #[cfg(not(unix))]
+    {
+        let _ = e;
+        false
+    }
+}
+
 /// A container could not be read, written or verified.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -20,6 +34,22 @@ pub enum ContainerError {
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
+        /// The system's reason.
+        error: std::io::Error,
+    },
+    /// More files have to be open than may be.
+    #[error(
+        "cannot open {}: the model's {files} large files need up to {needed} open files, and the system allows fewer ({error}); \
+         raise the limit (`ulimit -n {needed}`)",
+        path.display()
+    )]
+    Descriptors {
+        /// The file.
+        path: PathBuf,
+        /// The model's large files.
+        files: usize,
+        /// Files that have to be open at once, those of the rest of the process included.
+        needed: usize,
         /// The system's reason.
         error: std::io::Error,
     },
@@ -149,6 +179,16 @@ pub enum ContainerError {
 }
 
 impl ContainerError {
+    /// The same, unless this process has too many files open for the `files` large ones that a model has: then that is said.
+    pub(crate) fn name_descriptors(self, files: usize) -> Self {
+        match self {
+            Self::Io { path, error, .. } if is_out_of_descriptors(&error) => {
+                Self::Descriptors { path, files, needed: 2 * files + OTHER_DESCRIPTORS, error }
+            }
+            other => other,
+        }
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path, error: std::io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), error }
     }

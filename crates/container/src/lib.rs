@@ -45,7 +45,7 @@ pub use manifest::{
     SourceIdentity, TensorEntry,
 };
 pub use placed::{Opened, PlacedWriter};
-pub use reader::{Container, OpenOptions, RecordFile};
+pub use reader::{Container, Listing, OpenOptions, RecordFile};
 pub use verify::{Damage, Progress, VerifyReport, verify};
 pub use writer::{Summary, Writer};
 

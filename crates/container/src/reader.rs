@@ -69,15 +69,17 @@ pub(crate) fn check_size(root: &Path, name: &str, expected: u64) -> Result<(), C
     ))
 }
 
-impl Container {
-    /// Opens the container in folder `path`: manifest and checksum file are read and checked, and the length of
-    /// every file. Tensors and records are not read; [`crate::verify()`] does that.
-    pub fn open(path: &Path) -> Result<Self, ContainerError> {
-        Self::open_with(path, &OpenOptions::default())
-    }
+/// What a container says of itself: all that there is to know without opening its large files.
+#[derive(Debug)]
+pub struct Listing {
+    path: PathBuf,
+    manifest: Manifest,
+    checksums: Checksums,
+}
 
-    /// As [`Container::open`], to be read as `options` say.
-    pub fn open_with(path: &Path, options: &OpenOptions) -> Result<Self, ContainerError> {
+impl Listing {
+    /// Reads and checks the manifest and the checksum file in folder `path`. No other file is opened.
+    pub fn read(path: &Path) -> Result<Self, ContainerError> {
         if crate::detect(path)?.is_none() {
             return Err(ContainerError::NotAContainer { path: path.to_owned() });
         }
@@ -88,7 +90,45 @@ impl Container {
         let checksums = read_checksums(path)?;
         // Before the manifest is understood: damage is then called damage, whatever it would have been read as.
         check_manifest_hash(&file, &bytes, &checksums)?;
-        let manifest = Manifest::parse(&file, &bytes)?;
+        Ok(Self { path: path.to_owned(), manifest: Manifest::parse(&file, &bytes)?, checksums })
+    }
+
+    /// The manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// A small file, checked against its SHA-256.
+    pub fn read_file(&self, name: &str) -> Result<Vec<u8>, ContainerError> {
+        read_listed(&self.path, &self.manifest, name)
+    }
+}
+
+fn read_listed(path: &Path, manifest: &Manifest, name: &str) -> Result<Vec<u8>, ContainerError> {
+    let Some(entry) = manifest.files.iter().find(|f| f.path == name) else {
+        return Err(ContainerError::NoFile { path: path.to_owned(), name: name.to_owned() });
+    };
+    check_size(path, name, entry.bytes)?;
+    let path = path.join(name);
+    let bytes = read_small_file(&path, Limits::JSON_BYTES)?;
+    let found = hex(&sha256(&bytes));
+    if found != entry.sha256 {
+        let expected = format!("SHA-256 {}", entry.sha256);
+        return Err(ContainerError::invalid(&path, "contents", expected, found));
+    }
+    Ok(bytes)
+}
+
+impl Container {
+    /// Opens the container in folder `path`: manifest and checksum file are read and checked, and the length of
+    /// every file. Tensors and records are not read; [`crate::verify()`] does that.
+    pub fn open(path: &Path) -> Result<Self, ContainerError> {
+        Self::open_with(path, &OpenOptions::default())
+    }
+
+    /// As [`Container::open`], to be read as `options` say.
+    pub fn open_with(path: &Path, options: &OpenOptions) -> Result<Self, ContainerError> {
+        let Listing { manifest, checksums, .. } = Listing::read(path)?;
         for (name, bytes) in manifest.expected_sizes() {
             check_size(path, &name, bytes)?;
         }
@@ -110,11 +150,13 @@ impl Container {
             first_part.entry(manifest.dense.tensors[p.tensor].name.clone()).or_insert(i);
         }
         let reading = Arc::new(Reading::new(options.read_mode));
-        let open = |r: &RecordFile| DataFile::open(&r.path, &reading).inspect(DataFile::expect_random_reads);
+        let files = record_files.len() + 1;
+        let open = |path: &Path| DataFile::open(path, &reading).map_err(|e| e.name_descriptors(files));
+        let open_records = |r: &RecordFile| open(&r.path).inspect(DataFile::expect_random_reads);
         Ok(Self {
             path: path.to_owned(),
-            dense: DataFile::open(&path.join(&manifest.dense.file), &reading)?,
-            layers: record_files.iter().map(open).collect::<Result<_, _>>()?,
+            dense: open(&path.join(&manifest.dense.file))?,
+            layers: record_files.iter().map(open_records).collect::<Result<_, _>>()?,
             record_files,
             reading,
             verify_reads: options.verify_reads,
@@ -147,22 +189,7 @@ impl Container {
 
     /// A small file, checked against its SHA-256.
     pub fn read_file(&self, name: &str) -> Result<Vec<u8>, ContainerError> {
-        let Some(entry) = self.manifest.files.iter().find(|f| f.path == name) else {
-            return Err(ContainerError::NoFile { path: self.path.clone(), name: name.to_owned() });
-        };
-        check_size(&self.path, name, entry.bytes)?;
-        let path = self.path.join(name);
-        let bytes = read_small_file(&path, Limits::JSON_BYTES)?;
-        let found = hex(&sha256(&bytes));
-        if found != entry.sha256 {
-            return Err(ContainerError::invalid(
-                &path,
-                "contents",
-                format!("SHA-256 {}", entry.sha256),
-                found,
-            ));
-        }
-        Ok(bytes)
+        read_listed(&self.path, &self.manifest, name)
     }
 
     /// Checks a record's whole stride, padding included, against its checksum. Reading does this by itself only when

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use spinetail_checkpoint::{CheckpointError, OpenOptions, open_model_with};
-use spinetail_container::{Container, ContainerError, Kind, detect, read_small_file};
+use spinetail_container::{ContainerError, Kind, Listing, detect, read_small_file};
 use spinetail_core::{Limits, ModelConfig, ModelSource, RecordSource};
 pub use spinetail_core::{Pages, ReadMode};
 pub use spinetail_cpu::Precision;
@@ -357,7 +357,7 @@ pub fn load_text(path: &Path) -> Result<TextModel, EngineError> {
     let other = |e: ContainerError| io::Error::other(e.to_string());
     let text = match detect(path).map_err(CheckpointError::from)? {
         Some(Kind::V2) => {
-            let container = Container::open(path).map_err(CheckpointError::from)?;
+            let container = Listing::read(path).map_err(CheckpointError::from)?;
             TextModel::load(&|name| {
                 let listed = container.manifest().files.iter().any(|f| f.path == name);
                 listed.then(|| container.read_file(name)).transpose().map_err(other)
