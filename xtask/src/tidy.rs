@@ -16,6 +16,7 @@ const UNSAFE: &[&str] = &[
     "crates/store/",
     "crates/core/src/ring.rs",
     "crates/core/src/slot.rs",
+    "crates/container/src/page_cache.rs",
     "crates/container/src/uring.rs",
     "crates/container/tests/it/ring.rs",
     "xtask/src/tidy.rs",

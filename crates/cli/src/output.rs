@@ -144,7 +144,8 @@ pub(crate) fn stats(engine: &Engine, answer: &Answer) {
     let store = engine.store_stats();
     note(&format!(
         "{} prompt tokens ({} kept) at {:.1}/s, first token after {:.0} ms, {} generated at {:.1}/s\n\
-         experts: {} hits, {} late, {} misses, {} read ({} ahead in vain), {:.1} s waited; peak memory {} of {}\n",
+         experts: {} hits, {} late, {} misses, {} read ({} ahead in vain), {:.1} s waited; peak memory {} of {}\n\
+         {}\n",
         answer.prompt_tokens,
         answer.kept_tokens,
         answer.prefill_tokens_per_second(),
@@ -159,7 +160,14 @@ pub(crate) fn stats(engine: &Engine, answer: &Answer) {
         store.read_wait_ns as f64 / 1e9,
         peak_rss_bytes().map_or_else(|| "unknown".to_owned(), size),
         size(engine.plan().total_bytes()),
+        page_cache(engine),
     ));
+}
+
+/// What the system's page cache holds of the model, which is in nobody's budget.
+pub(crate) fn page_cache(engine: &Engine) -> String {
+    let bytes = engine.page_cache_bytes().map_or_else(|| "unknown".to_owned(), size);
+    format!("page cache: {bytes} of the model's files, beside the budget")
 }
 
 /// Makes the kernel begin anew with [`peak_rss_bytes`], where it can: what was measured before the model is not the model's.

@@ -12,6 +12,7 @@ mod error;
 mod files;
 mod layout;
 mod manifest;
+mod page_cache;
 pub mod partial;
 mod placed;
 mod reader;
@@ -44,6 +45,7 @@ pub use manifest::{
     DenseSection, ExpertLayer, ExpertSection, FileEntry, MANIFEST_BYTES, Manifest, Quantization, SourceFile,
     SourceIdentity, TensorEntry,
 };
+pub use page_cache::page_cache_bytes;
 pub use placed::{Opened, PlacedWriter};
 pub use reader::{Container, Listing, OpenOptions, RecordFile};
 pub use verify::{Damage, Progress, VerifyReport, verify};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use spinetail_checkpoint::{CheckpointError, OpenOptions, open_model_with};
-use spinetail_container::{ContainerError, Kind, Listing, detect, read_small_file};
+use spinetail_container::{ContainerError, Kind, Listing, detect, page_cache_bytes, read_small_file};
 use spinetail_core::{Limits, ModelConfig, ModelSource, RecordSource};
 pub use spinetail_core::{Pages, ReadMode};
 pub use spinetail_cpu::Precision;
@@ -267,6 +267,12 @@ impl Engine {
     /// another way. Does nothing while a step runs.
     pub fn remember_experts(&self) {
         self.inner.remember_experts();
+    }
+
+    /// Bytes of the model's files in the system's page cache, which no budget counts: they are nobody's memory, and the
+    /// system takes them back when it is short of it. `None` where the system does not say.
+    pub fn page_cache_bytes(&self) -> Option<u64> {
+        page_cache_bytes(&self.inner.path)
     }
 
     /// Counters of the expert store.

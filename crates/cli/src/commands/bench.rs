@@ -157,6 +157,7 @@ fn print(
         size(plan.records_bytes),
         peak_rss_bytes().map_or_else(|| "unknown".to_owned(), size)
     )?;
+    writeln!(out, "          {}", output::page_cache(engine))?;
     for m in prefills {
         writeln!(
             out,
@@ -256,6 +257,7 @@ fn object(
         "slots_bytes": plan.slots_bytes,
         "records_bytes": plan.records_bytes,
         "peak_rss_bytes": peak_rss_bytes(),
+        "page_cache_bytes": engine.page_cache_bytes(),
         "prefill": prefills.iter().map(row).collect::<Vec<_>>(),
         "decode": decodes.iter().map(row).collect::<Vec<_>>(),
     })
