@@ -21,9 +21,9 @@ pub struct ModelSummary {
     pub parameters: u64,
     /// Parameters that one token uses, embedding row and head included.
     pub active_parameters: u64,
-    /// Bytes of one expert record, the largest over the decoder's layers.
+    /// Bytes that one expert record takes in memory: its slot.
     pub record_bytes: u64,
-    /// Bytes of all expert records of the decoder.
+    /// Bytes that all expert records of the decoder take in memory, each in a slot.
     pub experts_bytes: u64,
     /// Bytes of expert records that one token uses: what is read per token when nothing is cached.
     pub expert_bytes_per_token: u64,
@@ -58,7 +58,6 @@ pub fn inspect(path: &Path, options: &EngineOptions) -> Result<ModelSummary, Eng
         active += if one_row { spec.columns() as u64 } else { elements(&spec.shape) };
     }
     let mut expert_formats: BTreeMap<String, usize> = BTreeMap::new();
-    let mut experts_bytes = 0;
     for layout in (0..c.layers.len()).filter_map(|l| source.record_layout(l as u16)) {
         let names: Vec<String> = Projection::ALL.map(|p| layout.get(p).spec.format.to_string()).to_vec();
         let same = names.iter().all(|n| *n == names[0]);
@@ -68,7 +67,6 @@ pub fn inspect(path: &Path, options: &EngineOptions) -> Result<ModelSummary, Eng
             format!("gate {}, up {}, down {}", names[0], names[1], names[2])
         };
         *expert_formats.entry(name).or_default() += 1;
-        experts_bytes += layout.bytes * c.moe.experts as u64;
     }
     let token = TokenBytes::of(&*source);
     let expert = 3 * (c.hidden * c.moe.intermediate * c.layers.len()) as u64;
@@ -76,7 +74,7 @@ pub fn inspect(path: &Path, options: &EngineOptions) -> Result<ModelSummary, Eng
         parameters: dense + expert * c.moe.experts as u64,
         active_parameters: active + expert * c.moe.top_k as u64,
         record_bytes: plan.slot_bytes,
-        experts_bytes,
+        experts_bytes: plan.records_bytes,
         expert_bytes_per_token: token.experts,
         dense_bytes_per_token: token.dense,
         dense_formats: formats.into_iter().collect(),

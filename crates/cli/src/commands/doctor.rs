@@ -7,7 +7,9 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::builder::ValueHint;
 use serde_json::{Value, json};
-use spinetail_engine::drive::{DriveId, DriveProbe, DriveProfile, DriveProfiles, Shortage, probe_drive};
+use spinetail_engine::drive::{
+    DriveId, DriveProbe, DriveProfile, DriveProfiles, RunnerUp, Shortage, probe_drive,
+};
 use spinetail_engine::machine::{Machine, MachineRates, Rates};
 use spinetail_engine::{EngineOptions, Precision, inspect};
 
@@ -144,6 +146,11 @@ fn drive_json(d: &Drive) -> Value {
         "direct_refused": d.probe.direct_refused,
         "tried": d.probe.trials.iter().map(profile_json).collect::<Vec<_>>(),
         "chosen": profile_json(&d.probe.chosen),
+        "runner_up": d.probe.runner_up.as_ref().map(|r| json!({
+            "way": profile_json(&r.way),
+            "faster": r.faster.is_finite().then_some(r.faster),
+            "again": r.again.filter(|a| a.is_finite()),
+        })),
         "before": d.before.as_ref().map(profile_json),
         "file": d.remembered.as_deref().map(|f| f.display().to_string()),
     })
@@ -207,6 +214,9 @@ fn print_drive(out: &mut impl Write, d: &Drive) -> std::io::Result<()> {
             if chosen { "  <- chosen" } else { "" }
         )?;
     }
+    if let Some(r) = &p.runner_up {
+        writeln!(out, "{}", why_not(r))?;
+    }
     if p.direct_refused {
         writeln!(out, "direct reads are refused here")?;
     }
@@ -224,6 +234,21 @@ fn print_drive(out: &mut impl Write, d: &Drive) -> std::io::Result<()> {
         writeln!(out, "remembered in {}", shown(file))?;
     }
     Ok(())
+}
+
+/// Why a way that looks faster was not chosen.
+fn why_not(r: &RunnerUp) -> String {
+    let by = |ratio: f64| match 100.0 * (ratio - 1.0) {
+        percent if percent.is_infinite() => "much faster".to_owned(),
+        percent if percent < 0.0 => format!("{:.0} % slower", -percent),
+        percent => format!("{percent:.0} % faster"),
+    };
+    let way = format!("{}, {} pages, depth {}", r.way.mode, r.way.pages, r.way.depth);
+    let again = r.again.map_or(String::new(), |again| format!(", and {} when measured anew", by(again)));
+    format!(
+        "{way}: {} in bursts than the default{again}; that stays unless another is a tenth faster, twice",
+        by(r.faster)
+    )
 }
 
 fn shown(path: &Path) -> String {

@@ -114,7 +114,7 @@ fn print(out: &mut dyn Write, s: &ModelSummary, context: u32) -> std::io::Result
     }
     writeln!(
         out,
-        "\none token touches {} of dense weights and {} of experts; one expert is {}, all are {}",
+        "\none token touches {} of dense weights and {} of experts; one expert takes {} of memory, all take {}",
         size(s.dense_bytes_per_token),
         size(s.expert_bytes_per_token),
         size(s.record_bytes),

@@ -9,5 +9,5 @@ mod probe;
 mod profile;
 
 pub use identity::DriveId;
-pub use probe::{DriveProbe, ProbeError, Shortage, probe_drive};
+pub use probe::{DriveProbe, ProbeError, RunnerUp, Shortage, probe_drive};
 pub use profile::{DriveProfile, DriveProfiles, ForeignProfile};

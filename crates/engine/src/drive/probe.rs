@@ -105,6 +105,20 @@ pub struct DriveProbe {
     pub trials: Vec<DriveProfile>,
     /// The way to read: the default one, unless another was faster by a tenth, twice.
     pub chosen: DriveProfile,
+    /// The fastest way in bursts, where it was not chosen.
+    pub runner_up: Option<RunnerUp>,
+}
+
+/// A way that was faster than the default one, but not by enough.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct RunnerUp {
+    /// Which, with its rates.
+    pub way: DriveProfile,
+    /// Its rate by that of the default way.
+    pub faster: f64,
+    /// The same when both were measured anew, where that could have changed anything.
+    pub again: Option<f64>,
 }
 
 /// Reads records of the container at `path` for about `time`, in every way there is.
@@ -157,7 +171,7 @@ fn probe_drive_within(path: &Path, time: Duration, free_bytes: u64) -> Result<Dr
     let threads = threads.min(records.most_threads.load(Relaxed));
     let depth = depth.min(threads);
     trials.retain(|t| t.profile.depth <= depth);
-    let chosen = choose(&mut trials, |trial| take_turn(trial, ROUNDS * turn))?;
+    let (chosen, runner_up) = choose(&mut trials, |trial| take_turn(trial, ROUNDS * turn))?;
     let shortage = if threads < room { Shortage::Threads } else { Shortage::Memory };
     Ok(DriveProbe {
         read_bytes: records.read_bytes as u64,
@@ -167,6 +181,7 @@ fn probe_drive_within(path: &Path, time: Duration, free_bytes: u64) -> Result<Dr
         most_depth: (depth < wanted).then_some((depth, shortage)),
         trials: trials.iter().map(Trial::rated).collect(),
         chosen,
+        runner_up,
     })
 }
 
@@ -175,34 +190,44 @@ fn probe_drive_within(path: &Path, time: Duration, free_bytes: u64) -> Result<Dr
 fn choose(
     trials: &mut [Trial],
     mut again: impl FnMut(&mut Trial) -> Result<(), ReadError>,
-) -> Result<DriveProfile, ReadError> {
+) -> Result<(DriveProfile, Option<RunnerUp>), ReadError> {
     let usual = DriveProfile::default();
     // Where the system refuses threads, the default depth may not be among them.
     let depth = trials.iter().map(|t| t.profile.depth).filter(|&d| d <= usual.depth).max();
     let is_usual = |t: &Trial| t.profile.pages == usual.pages && Some(t.profile.depth) == depth;
     // The first of them: direct, unless that is refused.
-    let Some(default) = trials.iter().position(is_usual) else { return Ok(usual) };
+    let Some(default) = trials.iter().position(is_usual) else { return Ok((usual, None)) };
     let counts = |t: &Trial| t.profile.mode == ReadMode::Direct || FORGETS;
     let fastest = (0..trials.len())
         .filter(|&i| counts(&trials[i]))
         .fold(default, |best, i| if trials[i].burst.rate() > trials[best].burst.rate() { i } else { best });
-    let faster = |trials: &[Trial], a: usize, b: usize| {
-        trials[a].burst.rate() >= MARGIN * trials[b].burst.rate() && trials[a].burst.rate() > 0.0
-    };
-    if fastest == default || !faster(trials, fastest, default) {
-        return Ok(trials[default].rated());
+    if fastest == default {
+        return Ok((trials[default].rated(), None));
+    }
+    // The fastest has a rate above 0, and the default one may have none.
+    let faster = |trials: &[Trial]| trials[fastest].burst.rate() / trials[default].burst.rate();
+    let first = faster(trials);
+    if first < MARGIN {
+        let runner_up = RunnerUp { way: trials[fastest].rated(), faster: first, again: None };
+        return Ok((trials[default].rated(), Some(runner_up)));
     }
     let before = [default, fastest].map(|i| trials[i]);
     for i in [default, fastest] {
         (trials[i].read, trials[i].burst) = (Sum::default(), Sum::default());
         again(&mut trials[i])?;
     }
-    let chosen = if faster(trials, fastest, default) { fastest } else { default };
+    let second = faster(trials);
     for (i, before) in [default, fastest].into_iter().zip(before) {
         trials[i].read.add(before.read);
         trials[i].burst.add(before.burst);
     }
-    Ok(trials[chosen].rated())
+    // Nothing was read of either: NaN.
+    if second >= MARGIN {
+        return Ok((trials[fastest].rated(), None));
+    }
+    let again = Some(if second.is_nan() { 1.0 } else { second });
+    let runner_up = RunnerUp { way: trials[fastest].rated(), faster: first, again };
+    Ok((trials[default].rated(), Some(runner_up)))
 }
 
 /// Bytes read in some time.
@@ -417,26 +442,33 @@ mod tests {
         Trial { profile, read: Sum::default(), burst: Sum { bytes, seconds: 1.0 } }
     }
 
-    fn chosen(trials: &[Trial], again: &[u64]) -> usize {
+    fn chosen(trials: &[Trial], again: &[u64]) -> (usize, Option<(usize, f64, Option<f64>)>) {
         let mut again = again.iter();
         let measure = |t: &mut Trial| {
             t.burst = Sum { bytes: *again.next().unwrap(), seconds: 1.0 };
             Ok(())
         };
-        choose(&mut trials.to_vec(), measure).unwrap().depth
+        let (chosen, runner_up) = choose(&mut trials.to_vec(), measure).unwrap();
+        (chosen.depth, runner_up.map(|r| (r.way.depth, r.faster, r.again)))
     }
 
     #[test]
     fn the_default_stays_unless_another_is_faster_twice() {
         use ReadMode::{Buffered, Direct};
         let default = trial(8, Direct, 1000);
-        assert_eq!(chosen(&[trial(4, Direct, 1090), default], &[]), 8);
-        assert_eq!(chosen(&[trial(4, Direct, 1200), default], &[1000, 1200]), 4);
-        assert_eq!(chosen(&[trial(4, Direct, 1200), default], &[1000, 1050]), 8);
-        assert_eq!(chosen(&[default, trial(1, Direct, 900)], &[]), 8);
+        assert_eq!(chosen(&[trial(4, Direct, 1090), default], &[]), (8, Some((4, 1.09, None))));
+        assert_eq!(chosen(&[trial(4, Direct, 1200), default], &[1000, 1200]), (4, None));
+        assert_eq!(
+            chosen(&[trial(4, Direct, 1200), default], &[1000, 1050]),
+            (8, Some((4, 1.2, Some(1.05))))
+        );
+        assert_eq!(chosen(&[default, trial(1, Direct, 900)], &[]), (8, None));
+        assert_eq!(chosen(&[trial(4, Direct, 5), trial(8, Direct, 0)], &[0, 0]).0, 8);
+        // Where there are not as many threads as the default wants.
+        assert_eq!(chosen(&[trial(1, Direct, 100), trial(4, Direct, 95)], &[]).0, 4);
         // Direct reads are refused.
-        assert_eq!(chosen(&[trial(4, Buffered, 500), trial(8, Buffered, 500)], &[]), 8);
-        assert_eq!(chosen(&[trial(4, Direct, 0), trial(8, Direct, 0)], &[]), 8);
+        assert_eq!(chosen(&[trial(4, Buffered, 500), trial(8, Buffered, 500)], &[]), (8, None));
+        assert_eq!(chosen(&[trial(4, Direct, 0), trial(8, Direct, 0)], &[]), (8, None));
     }
 
     #[test]
