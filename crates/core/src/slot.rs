@@ -42,7 +42,9 @@ impl std::fmt::Display for Pages {
 
 /// Slab memory could not be had.
 #[derive(Debug, thiserror::Error)]
-#[error("no memory for {bytes} bytes of expert slots; lower the memory budget, or close other programs")]
+#[error(
+    "no memory for {bytes} bytes of expert slots; lower the memory budget, raise the limit of address space (`ulimit -v`) where there is one, or close other programs"
+)]
 pub struct SlabError {
     /// Bytes asked for.
     pub bytes: usize,

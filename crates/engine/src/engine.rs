@@ -21,6 +21,7 @@ use spinetail_store::{ExpertStore, StoreOptions, StoreStats};
 use crate::bench::TokenBytes;
 use crate::error::EngineError;
 use crate::hot::HotList;
+use crate::machine::Machine;
 use crate::memory::MemoryPlan;
 use crate::session::Session;
 use crate::text::TextModel;
@@ -169,6 +170,7 @@ impl Engine {
             return Err(EngineError::Context { asked: options.context, max: config.max_positions });
         }
         let plan = MemoryPlan::new(&*source, options)?;
+        plan.check_address_space(options, &Machine::look())?;
         let cpu = CpuOptions { threads: options.threads, isa: options.isa, precision: options.precision };
         let mut done = 0;
         let total = plan.dense_bytes;

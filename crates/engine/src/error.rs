@@ -71,6 +71,22 @@ pub enum EngineError {
         /// Bytes for comparing them.
         comparing: u64,
     },
+    /// Less address space than the budget takes.
+    #[error(
+        "a memory budget of {} MiB with its threads takes {} MiB of address space: expected a limit of at least that, \
+         found {} MiB of which {} MiB are left; raise the limit (`ulimit -v`), or lower the memory budget or the threads",
+        .budget.div_ceil(1 << 20), .needed.div_ceil(1 << 20), .limit >> 20, .left >> 20
+    )]
+    AddressSpace {
+        /// Bytes of the budget.
+        budget: u64,
+        /// Bytes of address space for it.
+        needed: u64,
+        /// The limit.
+        limit: u64,
+        /// What is left of it.
+        left: u64,
+    },
     /// A prompt without tokens.
     #[error("the prompt is empty: there is nothing to continue; give at least one token of text")]
     EmptyPrompt,

@@ -102,6 +102,10 @@ pub struct Machine {
     pub limit_bytes: Option<u64>,
     /// What is left of the limits of the control groups around this process, with page cache that can be taken back.
     pub limit_free_bytes: Option<u64>,
+    /// The most address space that this process may have, used or not; `None` where there is no limit.
+    pub address_limit_bytes: Option<u64>,
+    /// What is left of that.
+    pub address_free_bytes: Option<u64>,
 }
 
 impl Machine {
@@ -114,6 +118,8 @@ impl Machine {
         };
         let memory_bytes = bytes("MemTotal:");
         let group = GroupMemory::look(memory_bytes);
+        let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+        let address_limit_bytes = address_limit_bytes(&limits);
         Self {
             processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             isas: Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect(),
@@ -121,18 +127,35 @@ impl Machine {
             available_bytes: bytes("MemAvailable:"),
             limit_bytes: group.limit_bytes,
             limit_free_bytes: group.free_bytes,
+            address_limit_bytes,
+            address_free_bytes: address_limit_bytes.map(|limit| limit.saturating_sub(address_space_bytes())),
         }
     }
 
     /// Memory that this process can have without taking it from others; `None` where the system does not say.
     pub fn free_bytes(&self) -> Option<u64> {
-        [self.available_bytes, self.limit_free_bytes].into_iter().flatten().min()
+        [self.available_bytes, self.limit_free_bytes, self.address_free_bytes].into_iter().flatten().min()
     }
 
     /// Memory that this process may use; `None` where the system does not say.
     pub fn usable_bytes(&self) -> Option<u64> {
         self.memory_bytes.map(|m| self.limit_bytes.map_or(m, |limit| m.min(limit)))
     }
+}
+
+/// The soft limit of `/proc/self/limits`.
+fn address_limit_bytes(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|l| l.strip_prefix("Max address space"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Address space that this process has; 0 where the system does not say.
+fn address_space_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = status
+        .lines()
+        .find_map(|l| l.strip_prefix("VmSize:")?.trim().strip_suffix("kB")?.trim().parse().ok());
+    kib.map_or(0, |kib: u64| kib.saturating_mul(1024))
 }
 
 #[cfg(test)]
@@ -148,6 +171,19 @@ mod tests {
         assert_eq!(buffer_bytes(Some(8 << 30), Some(64 << 20)), 32 << 20);
         assert_eq!(buffer_bytes(None, Some(64 << 20)), 32 << 20);
         assert_eq!(buffer_bytes(Some(1), Some(1)), LEAST_BYTES as u64);
+    }
+
+    #[test]
+    fn the_soft_limit_of_address_space_counts() {
+        let table = |soft: &str| {
+            format!(
+                "Limit  Soft Limit  Hard Limit  Units\nMax file locks  1  2  locks\nMax address space  {soft}  99  bytes\n"
+            )
+        };
+        assert_eq!(address_limit_bytes(&table("1048576")), Some(1 << 20));
+        assert_eq!(address_limit_bytes(&table("unlimited")), None);
+        assert_eq!(address_limit_bytes("Max address space"), None);
+        assert!(!cfg!(target_os = "linux") || address_space_bytes() > 1 << 20);
     }
 
     #[test]

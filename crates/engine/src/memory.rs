@@ -49,6 +49,10 @@ const PROCESS_BYTES: u64 = 16 << 20;
 /// charges to its control group.
 const THREAD_BYTES: u64 = 48 << 10;
 
+/// Address space of a compute thread, and of one that reads.
+const THREAD_RESERVE_BYTES: u64 = 3 << 20;
+const READER_RESERVE_BYTES: u64 = 1 << 20;
+
 /// With more rows than this, the time of a chunk is all arithmetic and its records are read seldom enough.
 const MAX_CHUNK_ROWS: usize = 2048;
 
@@ -87,7 +91,9 @@ impl MemoryPlan {
             records_bytes,
             top_k: c.moe.top_k as u64,
         };
-        let budget = options.memory_bytes.unwrap_or_else(|| default_budget(plan.minimum_bytes()));
+        let budget = options
+            .memory_bytes
+            .unwrap_or_else(|| default_budget(plan.minimum_bytes(), options, &Machine::look()));
         plan.with_budget(budget)
     }
 
@@ -137,6 +143,18 @@ impl MemoryPlan {
         self.dense_bytes + self.kv_bytes + self.state_bytes + self.scratch_bytes + self.process_bytes
     }
 
+    /// Refuses a budget that takes more address space than a limit leaves: allocations would fail one by one later on, and
+    /// not all of them where that can be said.
+    pub(crate) fn check_address_space(
+        &self,
+        options: &EngineOptions,
+        m: &Machine,
+    ) -> Result<(), EngineError> {
+        let (Some(limit), Some(left)) = (m.address_limit_bytes, m.address_free_bytes) else { return Ok(()) };
+        let (budget, needed) = (self.total_bytes(), self.total_bytes() + reserved_bytes(options));
+        if needed <= left { Ok(()) } else { Err(EngineError::AddressSpace { budget, needed, limit, left }) }
+    }
+
     /// The whole budget.
     pub fn total_bytes(&self) -> u64 {
         self.fixed_bytes() + self.slots_bytes + self.spare_bytes
@@ -145,8 +163,16 @@ impl MemoryPlan {
 
 /// The budget of a process that was given none: most of what the machine has free, so that others find some as well, or
 /// all of it if the model would not run otherwise. Without knowledge of the machine, four gigabytes more than the least.
-pub(crate) fn default_budget(minimum: u64) -> u64 {
-    let Some(free) = Machine::look().free_bytes() else { return minimum + (4 << 30) };
+pub(crate) fn default_budget(minimum: u64, options: &EngineOptions, machine: &Machine) -> u64 {
+    let Some(mut free) = machine.free_bytes() else { return minimum + (4 << 30) };
+    if let Some(address_space) = machine.address_free_bytes {
+        let room = address_space.saturating_sub(reserved_bytes(options));
+        // Refused later on, with that for the reason.
+        if room < minimum {
+            return minimum;
+        }
+        free = free.min(room);
+    }
     let most = most_of(free);
     if most < minimum { free } else { most }
 }
@@ -166,6 +192,12 @@ fn row_elements(c: &ModelConfig) -> usize {
     let projected = queries.max(d.conv_channels()) + keys.max(values) + keys + d.value_heads;
     let mixed = d.conv_channels() + values + 2 * values.max(a.heads * a.head_dim);
     stream + projected + mixed + m.experts + 4 * m.intermediate.max(m.shared_intermediate)
+}
+
+/// Address space that threads have reserved and never use: stacks, and what the allocator keeps for each.
+fn reserved_bytes(options: &EngineOptions) -> u64 {
+    let threads = options.threads.unwrap_or(PoolOptions::default().threads);
+    threads as u64 * THREAD_RESERVE_BYTES + options.experts.readers as u64 * READER_RESERVE_BYTES
 }
 
 /// What compute threads and readers take.
