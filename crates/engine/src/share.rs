@@ -3,7 +3,9 @@
 //! Must not open a model: it divides what their plans say that they need.
 
 use crate::divergence::rows_bytes;
+use crate::engine::EngineOptions;
 use crate::error::EngineError;
+use crate::machine::Machine;
 use crate::memory::{MemoryPlan, default_budget};
 
 /// How a budget is divided between two models.
@@ -23,18 +25,19 @@ impl SharedBudget {
     }
 }
 
-/// Divides `budget_bytes` (without one, most of what the machine has free) between two models of `vocab` entries: each gets
+/// Divides the budget of `options` (without one, most of what the machine has free) between two models of `vocab` entries: each gets
 /// what it needs at least, and of the rest half, or all that the other has no use for.
 pub fn share_budget(
     plans: [&MemoryPlan; 2],
     vocab: usize,
-    budget_bytes: Option<u64>,
+    options: &EngineOptions,
 ) -> Result<SharedBudget, EngineError> {
     let least = plans.map(MemoryPlan::minimum_bytes);
     let useful = plans.map(MemoryPlan::useful_bytes);
     let comparing_bytes = rows_bytes(vocab);
     let minimum = least[0] + least[1] + comparing_bytes;
-    let budget = budget_bytes.unwrap_or_else(|| default_budget(minimum));
+    let default = || default_budget(minimum, options, &Machine::look());
+    let budget = options.memory_bytes.unwrap_or_else(default);
     let Some(rest) = budget.checked_sub(minimum) else {
         return Err(EngineError::SharedBudget { budget, least, comparing: comparing_bytes });
     };

@@ -1,4 +1,4 @@
-//! What the system refuses: threads.
+//! What the system refuses or has little of: threads, open files, address space, memory.
 
 use std::time::{Duration, Instant};
 
@@ -74,4 +74,73 @@ fn serving_and_fetching_say_that_they_need_threads() {
     assert!(said.contains("needs 4 threads") && said.contains("ulimit -u"), "{said}");
     let said = without_threads(&["pull", "a/b", "--output", "/nonexistent/models"]).refused(1);
     assert!(said.contains("cannot start a thread to download with"), "{said}");
+}
+
+/// Runs with a limit of the shell's `ulimit`, which takes a flag and a number.
+#[track_caller]
+fn limited(limit: &str, args: &[&str]) -> Run {
+    let mut shell = std::process::Command::new("/bin/sh");
+    shell
+        .args(["-c", &format!("ulimit {limit} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_spinetail")])
+        .args(args);
+    shell.env_clear().env("HOME", "/nonexistent").env("XDG_STATE_HOME", "/proc/nowhere");
+    run(shell.stdin(std::process::Stdio::null()))
+}
+
+const SHORT: [&str; 6] = ["generate", "pip", "--prompt", SPAIN, "--max-tokens", "4"];
+
+#[test]
+fn files_are_opened_once_and_the_number_is_named_where_it_is_too_large() {
+    // Ten large files, each open for direct and for other reads.
+    limited("-n 30", &SHORT).ok();
+    let said = limited("-n 12", &SHORT).refused(1);
+    assert!(
+        said.contains("10 large files need up to 52 open files") && said.contains("ulimit -n 52"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_limit_of_address_space_is_heeded_and_named() {
+    // The budget that nobody gave fits.
+    let whole = run(&mut spinetail(SHORT)).ok();
+    let args = [&SHORT[..], &["--threads", "2"]].concat();
+    assert_eq!(limited("-v 200000", &args).ok(), whole);
+    // Stacks of threads are address space, too.
+    let said = limited("-v 200000", &[&SHORT[..], &["--threads", "60"]].concat()).refused(1);
+    assert!(
+        said.contains("of address space") && said.contains("195 MiB") && said.contains("ulimit -v"),
+        "{said}"
+    );
+}
+
+#[test]
+fn threads_are_in_the_budget() {
+    let least = |threads: &str| -> u64 {
+        let said =
+            run(&mut spinetail(["inspect", "pip", "--memory", "1MiB", "--threads", threads])).refused(1);
+        let (_, rest) = said.split_once("at least ").unwrap();
+        rest.split_once(" MiB").unwrap().0.parse().unwrap()
+    };
+    // 10 KiB of memory each were measured, and what the kernel has for them beside.
+    let (few, many) = (least("1"), least("257"));
+    assert!(many >= few + 256 * 10 / 1024, "{few} {many}");
+    let memory = format!("{many}MiB");
+    let args = [&SHORT[..], &["--threads", "257", "--memory", &memory, "--json"]].concat();
+    let peak = run(&mut spinetail(args)).json()["peak_rss_bytes"].as_u64().unwrap();
+    assert!(peak <= many << 20, "{peak} of {many} MiB");
+}
+
+#[test]
+fn rates_are_measured_within_the_budget() {
+    let args = ["bench", "pip", "--memory", "40MiB", "--decode", "1", "--runs", "1"];
+    let bench = run(spinetail(args).arg("--json")).json();
+    let number = |field: &str| bench[field].as_u64().unwrap();
+    assert!(number("rates_buffer_bytes") <= 24 << 20, "{bench}");
+    // What was taken to measure is gone when the model comes.
+    assert!(number("peak_rss_bytes") <= number("budget_bytes"), "{bench}");
+    let said = run(&mut spinetail(args)).ok();
+    assert_eq!(said.contains("which a cache may hold"), bench["rates_cached"] == true, "{said}");
+    assert!(said.contains("page cache: "), "{said}");
+    assert!(bench["page_cache_bytes"].is_u64() || bench["page_cache_bytes"].is_null(), "{bench}");
 }
