@@ -382,9 +382,8 @@ impl V1 {
             if m.len() != layout.layer_bytes() {
                 return Err(size_error(path, &name, layout.layer_bytes(), m.len()));
             }
-            let open = File::open(&file).map_err(|e| {
-                ContainerError::io("open", &file, e).name_descriptors(layout.layer_count as usize)
-            })?;
+            let open = File::open(&file)
+                .map_err(|e| ContainerError::io("open", &file, e).name_descriptors(layout.layer_count))?;
             layers.push((file, open));
         }
         let config = path.join("config.json");

@@ -134,11 +134,11 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{Precision, inspect};
+    use crate::{EngineOptions, inspect};
 
     fn pip() -> ModelSummary {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pip.qpack");
-        inspect(&path, 512, Precision::Fast, None).unwrap()
+        inspect(&path, &EngineOptions { context: 512, ..EngineOptions::default() }).unwrap()
     }
 
     /// A drive that reads a megabyte in a millisecond, and takes one more for the first of a burst of two.

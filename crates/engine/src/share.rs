@@ -52,9 +52,14 @@ mod tests {
     use super::*;
     use crate::{Precision, inspect};
 
+    fn options(context: u32, bytes: u64) -> EngineOptions {
+        let precision = Precision::Exact;
+        EngineOptions { context, precision, memory_bytes: Some(bytes), ..EngineOptions::default() }
+    }
+
     fn plan(context: u32) -> (MemoryPlan, usize) {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pip.qpack");
-        let summary = inspect(&path, context, Precision::Exact, Some(1 << 40)).unwrap();
+        let summary = inspect(&path, &options(context, 1 << 40)).unwrap();
         (summary.plan, summary.config.vocab)
     }
 
@@ -66,14 +71,14 @@ mod tests {
         let all = small.useful_bytes() + large.useful_bytes() + rows_bytes(vocab);
         for budget in [least, least + 1, (least + all) / 2, all - 1, all, 1 << 40] {
             for plans in [[&small, &large], [&large, &small]] {
-                let shared = share_budget(plans, vocab, Some(budget)).unwrap();
+                let shared = share_budget(plans, vocab, &options(64, budget)).unwrap();
                 assert_eq!(shared.total_bytes(), budget.min(all), "{budget} {shared:?}");
                 for (plan, bytes) in plans.into_iter().zip(shared.parts_bytes) {
                     assert!(plan.with_budget(bytes).unwrap().total_bytes() <= bytes, "{budget} {shared:?}");
                 }
             }
         }
-        let refused = share_budget([&small, &large], vocab, Some(least - 1)).unwrap_err().to_string();
+        let refused = share_budget([&small, &large], vocab, &options(64, least - 1)).unwrap_err().to_string();
         assert!(refused.contains(&format!("at least {} MiB together", least.div_ceil(1 << 20))), "{refused}");
     }
 

@@ -118,7 +118,7 @@ fn check_context(a: &BenchArgs, path: &Path, options: &EngineOptions) -> anyhow:
         ))
         .into());
     }
-    match inspect(path, needed, options.precision, Some(u64::MAX)) {
+    match inspect(path, &EngineOptions { context: needed, memory_bytes: Some(u64::MAX), ..options.clone() }) {
         Err(EngineError::Context { max, .. }) => Err(UsageError(format!(
             "{needed} positions are to be measured, and the model was made for {max}; lower --prefill, --context-fill, \
              --decode or --warmup"

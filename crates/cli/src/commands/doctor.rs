@@ -11,7 +11,7 @@ use spinetail_engine::drive::{
     DriveId, DriveProbe, DriveProfile, DriveProfiles, RunnerUp, Shortage, probe_drive,
 };
 use spinetail_engine::machine::{Machine, MachineRates, Rates};
-use spinetail_engine::{EngineOptions, Precision, inspect};
+use spinetail_engine::{EngineOptions, inspect};
 
 use super::speed::Basis;
 
@@ -74,7 +74,7 @@ pub(crate) fn run(a: &DoctorArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
         print_machine(&mut out, &machine, &rates)?;
         if let Some(drive) = &drive {
             print_drive(&mut out, drive)?;
-            let summary = inspect(&drive.model, EngineOptions::default().context, Precision::Fast, None)?;
+            let summary = inspect(&drive.model, &EngineOptions::default())?;
             if super::speed::is_large(&summary) {
                 let basis = Basis { rates: rates.all, drive: Some(drive.probe.chosen), trace: None };
                 super::speed::print(&mut out, &summary, &basis)?;

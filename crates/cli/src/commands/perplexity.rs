@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::ValueHint;
 use spinetail_engine::{
-    Divergence, Engine, EngineError, ModelSummary, Perplexity, Precision, Progress, divergence, inspect,
-    perplexity, share_budget,
+    Divergence, Engine, EngineError, EngineOptions, ModelSummary, Perplexity, Precision, Progress,
+    divergence, inspect, perplexity, share_budget,
 };
 
 use crate::args::{GlobalArgs, MachineArgs, PrecisionArg};
@@ -79,8 +79,7 @@ fn open_both(
     both[1].options.precision = Precision::Exact;
     let [model, reference] = [0, 1].map(|i| summary(paths[i], &both[i]));
     let (model, reference) = (model?, reference?);
-    let budget = asked.options.memory_bytes;
-    let shared = share_budget([&model.plan, &reference.plan], model.config.vocab, budget)?;
+    let shared = share_budget([&model.plan, &reference.plan], model.config.vocab, &asked.options)?;
     settings.note(MEMORY.key, size(shared.total_bytes()), Origin::Default);
     let mut open = |i: usize| {
         both[i].options.memory_bytes = Some(shared.parts_bytes[i]);
@@ -100,10 +99,13 @@ fn open_both(
 
 /// What a model takes, at the context that it will be opened with.
 fn summary(path: &Path, asked: &EngineSettings) -> anyhow::Result<ModelSummary> {
-    let o = &asked.options;
     // The budget of both is divided when both are known.
-    let look = |context| inspect(path, context, o.precision, Some(u64::MAX));
-    Ok(match look(o.context) {
+    let mut options = EngineOptions { memory_bytes: Some(u64::MAX), ..asked.options.clone() };
+    let mut look = |context| {
+        options.context = context;
+        inspect(path, &options)
+    };
+    Ok(match look(asked.options.context) {
         Err(EngineError::Context { max, .. }) if asked.context_may_shrink && max > 0 => {
             look(u32::try_from(max)?)?
         }

@@ -76,7 +76,7 @@ pub(super) fn print(out: &mut dyn Write, s: &ModelSummary, basis: &Basis<'_>) ->
 
 /// The budget of the plan, powers of two of gigabytes, and all that helps.
 fn budgets(plan: &MemoryPlan) -> Vec<u64> {
-    let all = plan.fixed_bytes() + plan.records_bytes + plan.prompt_bytes;
+    let all = plan.useful_bytes();
     let powers = (0..8).map(|n| 1u64 << (30 + n));
     let between = powers.filter(|&b| b >= plan.minimum_bytes() && b < all);
     let mut budgets: Vec<u64> = between.chain([plan.total_bytes().min(all), all]).collect();
@@ -103,15 +103,17 @@ mod tests {
     use std::path::Path;
 
     use spinetail_engine::machine::MachineRates;
-    use spinetail_engine::{Precision, inspect};
+    use spinetail_engine::{EngineOptions, inspect};
 
     use super::*;
 
     fn table(drive: Option<DriveProfile>) -> String {
         let pip = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/pip.qpack");
-        let summary = inspect(&pip, 512, Precision::Fast, Some(40 << 20)).unwrap();
+        let options =
+            EngineOptions { context: 512, memory_bytes: Some(40 << 20), ..EngineOptions::default() };
+        let summary = inspect(&pip, &options).unwrap();
         assert!(!is_large(&summary));
-        let rates = MachineRates::measure(Some(1), None).one;
+        let rates = MachineRates::measure(Some(1), None, Some(64 << 20)).one;
         let mut out = Vec::new();
         print(&mut out, &summary, &Basis { rates, drive, trace: None }).unwrap();
         String::from_utf8(out).unwrap()
