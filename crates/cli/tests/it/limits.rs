@@ -64,7 +64,7 @@ fn work_for_many_threads_is_done_by_one() {
     let checkpoint = std::fs::read_dir(fixture("")).unwrap().map(|e| e.unwrap().path());
     let checkpoint = checkpoint.into_iter().find(|p| p.join("config.json").is_file()).unwrap();
     let (from, to) = (checkpoint.display().to_string(), path("made.qpack"));
-    without_threads(&["repack", &from, "--output", &to]).ok();
+    without_threads(&["repack", "--source", &from, "--output", &to, "--bits", "16"]).ok();
     without_threads(&["verify", &to]).ok();
 }
 
