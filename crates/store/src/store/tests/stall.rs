@@ -41,6 +41,6 @@ fn a_drive_that_stalls_is_waited_for_and_named_now_and_then() {
     // The seed of `faulty` makes the first read take a third of this at least.
     let delay = Duration::from_millis(300);
     let several = warnings(delay, Duration::from_millis(20));
-    assert!((2..=15).contains(&several), "{several}");
+    assert!((1..=15).contains(&several), "{several}");
     assert_eq!(warnings(delay, StoreOptions::new(0, 0).patience), 0);
 }
