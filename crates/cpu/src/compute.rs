@@ -3,9 +3,9 @@
 use spinetail_core::{Affine, Format, ModelConfig};
 use spinetail_model::BackendError;
 
-use crate::attention;
 use crate::kernels::{Activations, Isa, Kernels, SharedOut, Weights};
 use crate::pool::{Pool, PoolOptions};
+use crate::{attention, delta};
 
 /// How numbers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,11 +40,12 @@ pub struct CpuOptions {
 }
 
 impl CpuOptions {
-    /// Bytes that a backend with these options takes to attend in sequences of up to `context` positions, whatever the
+    /// Bytes that a backend with these options takes to mix tokens in sequences of up to `context` positions, whatever the
     /// batch.
-    pub fn attention_scratch_bytes(&self, c: &ModelConfig, context: u32) -> u64 {
+    pub fn mixer_scratch_bytes(&self, c: &ModelConfig, context: u32) -> u64 {
         let threads = self.threads.unwrap_or(PoolOptions::default().threads);
-        attention::scratch_bytes(&c.attention, context as usize, threads) as u64
+        let attention = attention::scratch_bytes(&c.attention, context as usize, threads);
+        (attention + delta::scratch_bytes(&c.delta, threads)) as u64
     }
 }
 

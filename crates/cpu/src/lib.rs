@@ -4,6 +4,7 @@
 //! keys and values in 16: the default. In both, every output element is one sum in one fixed order that depends on the shapes alone, so
 //! that a row's bytes depend neither on what else is in the batch nor on threads. Knows nothing of files or of tokens' text.
 
+mod aligned;
 mod attention;
 mod backend;
 mod compute;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use spinetail_core::{LayerKind, ModelConfig};
 use spinetail_model::{BackendError, SavedState, SequenceId};
 
+use crate::aligned::Aligned;
 use crate::compute::Precision;
 use crate::kernels::{Kernels, KeyValues};
 
@@ -76,7 +77,7 @@ impl Kv {
 /// The recurrent state of one DeltaNet layer.
 pub(crate) struct DeltaState {
     /// `[value_heads, value_dim, key_dim]`
-    pub(crate) s: Vec<f32>,
+    pub(crate) s: Aligned,
     /// The last `conv_kernel − 1` inputs of the convolution, oldest first: `[conv_kernel − 1, conv_channels]`.
     pub(crate) conv: Vec<f32>,
 }
@@ -96,7 +97,7 @@ impl Sequence {
         let d = &c.delta;
         let delta = |_| {
             Ok(DeltaState {
-                s: zeroed(d.value_heads * d.value_dim * d.key_dim)?,
+                s: Aligned::try_zeroed(d.value_heads * d.value_dim * d.key_dim)?,
                 conv: zeroed((d.conv_kernel - 1) * d.conv_channels())?,
             })
         };
@@ -127,7 +128,7 @@ impl Sequence {
                 kv.push(kernels, &table[k..k + kv_width], &table[v..v + kv_width]);
             }
         }
-        for part in self.delta.iter_mut().flat_map(|d| [&mut d.s, &mut d.conv]) {
+        for part in self.delta.iter_mut().flat_map(|d| [&mut d.s[..], &mut d.conv[..]]) {
             // As small as a state is that decays.
             part.iter_mut().for_each(|x| *x = 0.1 * random(&mut state));
         }
@@ -135,7 +136,7 @@ impl Sequence {
     }
 
     pub(crate) fn save(&self, sequence: SequenceId) -> SavedState {
-        let parts = self.delta.iter().flat_map(|d| [&d.s, &d.conv]);
+        let parts = self.delta.iter().flat_map(|d| [&d.s[..], &d.conv[..]]);
         let recurrent: Vec<f32> = parts.flatten().copied().collect();
         SavedState { sequence, position: self.length, recurrent: Arc::new(recurrent) }
     }
@@ -161,7 +162,7 @@ impl Sequence {
             return Err(wrong);
         }
         let mut at = 0;
-        for part in self.delta.iter_mut().flat_map(|d| [&mut d.s, &mut d.conv]) {
+        for part in self.delta.iter_mut().flat_map(|d| [&mut d.s[..], &mut d.conv[..]]) {
             let n = part.len();
             part.copy_from_slice(&recurrent[at..at + n]);
             at += n;

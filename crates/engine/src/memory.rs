@@ -18,7 +18,7 @@ pub struct MemoryPlan {
     pub kv_bytes: u64,
     /// DeltaNet states of one session, and one saved copy.
     pub state_bytes: u64,
-    /// Activations of a batch of up to [`SHORT_ROWS`](Self::SHORT_ROWS) rows, what attention holds of its rows, and logits.
+    /// Activations of a batch of up to [`SHORT_ROWS`](Self::SHORT_ROWS) rows, what mixers hold of its rows, and logits.
     pub scratch_bytes: u64,
     /// Rows of a batch at most: of a prompt, so many tokens are run at a time. No output depends on it.
     pub chunk_rows: usize,
@@ -79,7 +79,7 @@ impl MemoryPlan {
             kv_bytes: (c.kv_elements_per_token() * precision.kv_element_bytes()) as u64 * u64::from(context),
             state_bytes: 2 * 4 * c.state_elements() as u64,
             scratch_bytes: 4 * (Self::SHORT_ROWS * row_elements(c) + 2 * c.vocab) as u64
-                + cpu.attention_scratch_bytes(c, context),
+                + cpu.mixer_scratch_bytes(c, context),
             chunk_rows: Self::SHORT_ROWS,
             prompt_bytes: 0,
             row_bytes: 4 * row_elements(c) as u64,
