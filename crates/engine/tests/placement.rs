@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use spinetail_checkpoint::{OpenOptions, open_model_with};
 use spinetail_core::ModelSource;
+use spinetail_cpu::CpuOptions;
 use spinetail_engine::{
-    Engine, EngineError, EngineOptions, ExpertOptions, Isa, LookaheadMode, Pages, PolicyKind, Precision,
-    ReadMode,
+    Engine, EngineError, EngineOptions, ExpertOptions, Isa, LookaheadMode, MemoryPlan, Pages, PolicyKind,
+    Precision, ReadMode,
 };
 use spinetail_store::{Fault, FaultySource};
 
@@ -179,6 +180,21 @@ fn the_hottest_experts_are_there_when_the_next_run_starts() {
     assert!(same(&answer(&engine, &mut |_| {}), &expected));
     let warm = engine.store_stats();
     assert!(warm.misses < cold.misses, "{warm:?} {cold:?}");
+}
+
+/// Threads hold partial results of attention, and what they hold is in the plan.
+#[test]
+fn the_plan_counts_what_mixers_hold() {
+    let source = source();
+    let with = |threads| CpuOptions { threads: Some(threads), ..CpuOptions::default() };
+    let mixers = |threads| with(threads).mixer_scratch_bytes(source.config(), 4096);
+    let scratch = |threads| {
+        let plan = MemoryPlan::new(&*source, 4096, &with(threads), Some(1 << 30)).unwrap();
+        assert_eq!(plan.chunk_rows, 2048);
+        plan.scratch_bytes
+    };
+    assert!(mixers(64) > mixers(1) + (1 << 20));
+    assert_eq!(scratch(64) - scratch(1), mixers(64) - mixers(1));
 }
 
 /// A drive that fails says so, and the session goes on once it works again.
