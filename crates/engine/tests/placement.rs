@@ -186,12 +186,14 @@ fn the_hottest_experts_are_there_when_the_next_run_starts() {
 #[test]
 fn the_plan_counts_what_mixers_hold() {
     let source = source();
-    let with = |threads| CpuOptions { threads: Some(threads), ..CpuOptions::default() };
-    let mixers = |threads| with(threads).mixer_scratch_bytes(source.config(), 4096);
+    let mixers = |threads| {
+        let cpu = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
+        cpu.mixer_scratch_bytes(source.config(), 4096)
+    };
     let scratch = |threads| {
-        let plan = MemoryPlan::new(&*source, 4096, &with(threads), Some(1 << 30)).unwrap();
-        assert_eq!(plan.chunk_rows, 2048);
-        plan.scratch_bytes
+        let options =
+            EngineOptions { memory_bytes: Some(1 << 30), threads: Some(threads), ..EngineOptions::default() };
+        MemoryPlan::new(&*source, &options).unwrap().scratch_bytes
     };
     assert!(mixers(64) > mixers(1) + (1 << 20));
     assert_eq!(scratch(64) - scratch(1), mixers(64) - mixers(1));
