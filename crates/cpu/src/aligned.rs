@@ -59,7 +59,7 @@ mod tests {
     fn floats_begin_at_a_line_and_are_as_many_as_asked_for() {
         for len in [0, 1, 16, 1000] {
             for mut x in [Aligned::zeroed(len), Aligned::try_zeroed(len).expect("memory")] {
-                assert!(x.as_ptr() as usize % LINE_BYTES == 0 && x.len() == len);
+                assert!((x.as_ptr() as usize).is_multiple_of(LINE_BYTES) && x.len() == len);
                 x.fill(1.0);
                 assert_eq!(x.iter().sum::<f32>(), len as f32);
             }
