@@ -10,7 +10,7 @@ use spinetail_core::{Limits, ModelConfig, ModelSource, RecordSource};
 pub use spinetail_core::{Pages, ReadMode};
 pub use spinetail_cpu::Precision;
 pub use spinetail_cpu::kernels::{Isa, UnknownIsa};
-use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory};
+use spinetail_cpu::{CpuBackend, CpuOptions, HostMemory, MAX_THREADS, PoolOptions};
 pub use spinetail_model::LookaheadMode;
 use spinetail_model::{Backend, Lookahead, Scratch, StepError};
 pub use spinetail_store::PolicyKind;
@@ -21,7 +21,7 @@ use spinetail_store::{ExpertStore, StoreOptions, StoreStats};
 use crate::bench::TokenBytes;
 use crate::error::EngineError;
 use crate::hot::HotList;
-use crate::machine::Machine;
+use crate::machine::{Machine, threads_given};
 use crate::memory::MemoryPlan;
 use crate::session::Session;
 use crate::text::TextModel;
@@ -171,7 +171,12 @@ impl Engine {
         }
         let plan = MemoryPlan::new(&*source, options)?;
         plan.check_address_space(options, &Machine::look())?;
-        let cpu = CpuOptions { threads: options.threads, isa: options.isa, precision: options.precision };
+        // One is left to read experts with, where the system does not give as many as are wanted.
+        let wanted = options.threads.unwrap_or(PoolOptions::default().threads);
+        let given = threads_given(wanted.min(MAX_THREADS) + 1);
+        let short = given <= wanted && wanted <= MAX_THREADS;
+        let threads = if short { Some((given - 1).max(1)) } else { options.threads };
+        let cpu = CpuOptions { threads, isa: options.isa, precision: options.precision };
         let mut done = 0;
         let total = plan.dense_bytes;
         let backend = CpuBackend::load(&*source, &cpu, &mut |bytes| {
