@@ -38,9 +38,9 @@ fn warnings(delay: Duration, patience: Duration) -> u32 {
 
 #[test]
 fn a_drive_that_stalls_is_waited_for_and_named_now_and_then() {
-    // The seed of `faulty` makes the first read take a third of this at least.
-    let delay = Duration::from_millis(300);
+    // The seed of `faulty` makes the first read take 73 thousandths of this: 219 ms.
+    let delay = Duration::from_secs(3);
     let several = warnings(delay, Duration::from_millis(20));
-    assert!((1..=15).contains(&several), "{several}");
+    assert!((1..=20).contains(&several), "{several}");
     assert_eq!(warnings(delay, StoreOptions::new(0, 0).patience), 0);
 }
