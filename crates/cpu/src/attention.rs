@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use spinetail_core::{AttentionConfig, ModelConfig};
 
-use crate::compute::Compute;
+use crate::compute::{ACTIVATION_ROWS, Compute};
 use crate::kernels::{Attended, Queries};
 use crate::sequence::Kv;
 use crate::weights::AttentionWeights;
@@ -25,8 +25,6 @@ pub(crate) struct Attention {
     eps: f32,
     /// `theta^(−2i / rotary_dims)`
     frequencies: Vec<f32>,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
     /// By rows, then key heads, then positions; as the parts.
     tasks: Vec<Task>,
     /// Each has place for the queries of `part_rows` rows.
@@ -87,8 +85,6 @@ impl Attention {
             config: a,
             eps: c.rms_norm_eps as f32,
             frequencies: (0..a.rotary_dims / 2).map(frequency).collect(),
-            cos: Vec::new(),
-            sin: Vec::new(),
             tasks: Vec::new(),
             parts: Vec::new(),
             part_rows: 0,
@@ -114,29 +110,27 @@ impl Attention {
     ) {
         let AttentionConfig { heads, kv_heads, head_dim: d, .. } = self.config;
         let (q_width, kv_width) = (heads * 2 * d, kv_heads * d);
-        let rows =
-            q.chunks_exact_mut(q_width).zip(k.chunks_exact_mut(kv_width)).zip(v.chunks_exact(kv_width));
-        for (i, ((q, k), v)) in rows.enumerate() {
-            self.turn_to(position + i);
-            for q in q.chunks_exact_mut(2 * d) {
-                self.norm_and_rotate(compute, &mut q[..d], &w.q_norm);
+        let this = &*self;
+        let rows = ((&mut *q, q_width * ACTIVATION_ROWS), (&mut *k, kv_width * ACTIVATION_ROWS));
+        compute.pool.for_each_pair(rows.0, rows.1, |i, q, k| {
+            let rows = q.chunks_exact_mut(q_width).zip(k.chunks_exact_mut(kv_width));
+            for (position, (q, k)) in (position + i * ACTIVATION_ROWS..).zip(rows) {
+                let (sin, cos) = this.turn(position);
+                let norm_and_rotate = |x: &mut [f32], norm: &[f32]| {
+                    compute.kernels.rms_norm_in_place(x, norm, this.eps);
+                    compute.kernels.rotate(x, &cos, &sin);
+                };
+                q.chunks_exact_mut(2 * d).for_each(|q| norm_and_rotate(&mut q[..d], &w.q_norm));
+                k.chunks_exact_mut(d).for_each(|k| norm_and_rotate(k, &w.k_norm));
             }
-            for k in k.chunks_exact_mut(d) {
-                self.norm_and_rotate(compute, k, &w.k_norm);
-            }
-            kv.push(&compute.kernels, k, v);
-        }
+        });
+        kv.push(&compute.kernels, k, v);
         self.attend_all(compute, kv, position, q, out);
     }
 
-    fn turn_to(&mut self, position: usize) {
-        let angles = self.frequencies.iter().map(|f| (position as f32 * f).sin_cos());
-        (self.sin, self.cos) = angles.unzip();
-    }
-
-    fn norm_and_rotate(&self, compute: &Compute, x: &mut [f32], norm: &[f32]) {
-        compute.kernels.rms_norm_in_place(x, norm, self.eps);
-        compute.kernels.rotate(x, &self.cos, &self.sin);
+    /// Sines and cosines of a position's angles.
+    fn turn(&self, position: usize) -> (Vec<f32>, Vec<f32>) {
+        self.frequencies.iter().map(|f| (position as f32 * f).sin_cos()).unzip()
     }
 
     /// Rows whose keys are all in `kv`. A row's positions are cut at the same places whatever the batch or the threads.
@@ -237,8 +231,6 @@ mod tests {
             config: SHAPE,
             eps: 1e-6,
             frequencies: Vec::new(),
-            cos: Vec::new(),
-            sin: Vec::new(),
             tasks: Vec::new(),
             parts: Vec::new(),
             part_rows: 0,

@@ -11,7 +11,7 @@ use crate::attention::Attention;
 use crate::compute::{Compute, CpuOptions, Product};
 use crate::delta::{Delta, DeltaInputs};
 use crate::kernels::{Activations, Isa};
-use crate::moe::{Moe, add, choose};
+use crate::moe::{Moe, choose};
 use crate::sequence::Sequence;
 use crate::weights::{LayerWeights, Loader, Mixer, Weights};
 
@@ -219,7 +219,7 @@ impl Backend for CpuBackend {
             self.attention.rows(compute, w, cache, position as usize, q, k, v, &mut mixed[at(out)]);
         }
         compute.products(&mut b.mixed, &[Product::new(w.o_proj.operand(), n, &mut b.out)]);
-        add(&mut b.x, &b.out);
+        compute.add_rows(&mut b.x, &b.out, self.config.hidden);
         Ok(())
     }
 
@@ -255,7 +255,7 @@ impl Backend for CpuBackend {
             self.delta.rows(compute, w, &mut s.delta[lw.mixer_index], &inputs, &mut mixed[at(width)]);
         }
         compute.products(&mut b.mixed, &[Product::new(w.out_proj.operand(), n, &mut b.out)]);
-        add(&mut b.x, &b.out);
+        compute.add_rows(&mut b.x, &b.out, self.config.hidden);
         Ok(())
     }
 
@@ -268,7 +268,7 @@ impl Backend for CpuBackend {
             Product::exact(w.shared_gate.operand(), n, &mut b.shared_gate),
         ];
         self.compute.products(&mut b.h, &products);
-        let finite = choose(&self.compute.kernels, &self.config.moe, &mut b.logits, routing);
+        let finite = choose(&self.compute, &self.config.moe, &mut b.logits, routing);
         Self::check_routing(finite, layer)
     }
 
@@ -279,7 +279,7 @@ impl Backend for CpuBackend {
         self.compute.norm_rows(&self.batch.x, &w.post_norm, eps, &mut h);
         let n = h.rows();
         self.compute.products(&mut h, &[Product::exact(w.router.operand(), n, &mut logits)]);
-        Self::check_routing(choose(&self.compute.kernels, &self.config.moe, &mut logits, routing), layer)
+        Self::check_routing(choose(&self.compute, &self.config.moe, &mut logits, routing), layer)
     }
 
     fn shared_expert(&mut self, layer: usize) -> Result<(), BackendError> {
@@ -296,7 +296,7 @@ impl Backend for CpuBackend {
     }
 
     fn combine(&mut self, _layer: usize) -> Result<(), BackendError> {
-        self.moe.combine(&mut self.batch.x, self.config.hidden);
+        self.moe.combine(&self.compute, &mut self.batch.x, self.config.hidden);
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use spinetail_core::{Affine, Format, ModelConfig};
 use spinetail_model::BackendError;
 
 use crate::kernels::{Activations, Isa, Kernels, SharedOut, Weights};
+use crate::moe::add;
 use crate::pool::{Pool, PoolOptions};
 use crate::{attention, delta};
 
@@ -118,6 +119,12 @@ impl Compute {
     pub(crate) fn swiglu(&self, gate: &mut [f32], up: &mut [f32], width: usize) {
         let len = width * ACTIVATION_ROWS;
         self.pool.for_each_pair((gate, len), (up, len), |_, gate, up| self.kernels.swiglu(gate, up));
+    }
+
+    /// `y += x`, rows of `width`.
+    pub(crate) fn add_rows(&self, y: &mut [f32], x: &[f32], width: usize) {
+        let len = width * ACTIVATION_ROWS;
+        self.pool.for_each_chunk(y, len, |i, y| add(y, &x[i * len..]));
     }
 
     /// `h = norm(x)`, row by row.

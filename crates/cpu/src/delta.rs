@@ -3,7 +3,7 @@
 use spinetail_core::{DeltaConfig, ModelConfig};
 
 use crate::aligned::Aligned;
-use crate::compute::Compute;
+use crate::compute::{ACTIVATION_ROWS, Compute};
 use crate::kernels::Kernels;
 use crate::sequence::DeltaState;
 use crate::weights::DeltaWeights;
@@ -21,6 +21,8 @@ pub(crate) struct Delta {
     eps: f32,
     /// `[n, conv_channels]`: queries, keys and values after the convolution.
     mixed: Vec<f32>,
+    /// Inputs of the convolution before a batch, and its first ones.
+    seam: Vec<f32>,
     /// `[value_heads, n, value_dim]`
     y: Vec<f32>,
 }
@@ -44,7 +46,13 @@ fn softplus(x: f32) -> f32 {
 
 impl Delta {
     pub(crate) fn new(c: &ModelConfig) -> Self {
-        Self { config: c.delta, eps: c.rms_norm_eps as f32, mixed: Vec::new(), y: Vec::new() }
+        Self {
+            config: c.delta,
+            eps: c.rms_norm_eps as f32,
+            mixed: Vec::new(),
+            seam: Vec::new(),
+            y: Vec::new(),
+        }
     }
 
     /// Consecutive rows of one sequence: convolution, recurrence of every head, gated norm. `out` is
@@ -58,16 +66,9 @@ impl Delta {
         out: &mut [f32],
     ) {
         let d = self.config;
-        let (channels, keys, n) = (d.conv_channels(), d.key_channels(), x.qkv.len() / d.conv_channels());
+        let n = x.qkv.len() / d.conv_channels();
         let kernels = compute.kernels;
-        self.mixed.resize(n * channels, 0.0);
-        for (qkv, mixed) in x.qkv.chunks_exact(channels).zip(self.mixed.chunks_exact_mut(channels)) {
-            kernels.conv_silu(&w.conv1d, &mut state.conv, qkv, mixed);
-            let (q, rest) = mixed.split_at_mut(keys);
-            let q_scale = 1.0 / (d.key_dim as f32).sqrt();
-            q.chunks_exact_mut(d.key_dim).for_each(|q| kernels.l2_norm_in_place(q, q_scale, 1e-6));
-            rest[..keys].chunks_exact_mut(d.key_dim).for_each(|k| kernels.l2_norm_in_place(k, 1.0, 1e-6));
-        }
+        self.convolve(compute, &w.conv1d, &mut state.conv, x.qkv);
         self.y.resize(n * d.value_channels(), 0.0);
         let mixed = &self.mixed;
         let states = (&mut state.s[..], d.value_dim * d.key_dim);
@@ -85,11 +86,48 @@ impl Delta {
                 kernels.swiglu(z, y);
             }
         });
-        for (h, y) in self.y.chunks_exact(n * d.value_dim).enumerate() {
-            for (t, y) in y.chunks_exact(d.value_dim).enumerate() {
-                out[t * d.value_channels() + h * d.value_dim..][..d.value_dim].copy_from_slice(y);
+        let (y, width) = (&self.y, d.value_channels());
+        compute.pool.for_each_chunk(out, width * ACTIVATION_ROWS, |i, out| {
+            for (t, out) in (i * ACTIVATION_ROWS..).zip(out.chunks_exact_mut(width)) {
+                for (h, out) in out.chunks_exact_mut(d.value_dim).enumerate() {
+                    out.copy_from_slice(&y[(h * n + t) * d.value_dim..][..d.value_dim]);
+                }
             }
+        });
+    }
+
+    /// `self.mixed` from the projected `qkv`: convolution, SiLU, and queries and keys of length 1. `past` are the inputs
+    /// before them, and afterwards the last ones.
+    fn convolve(&mut self, compute: &Compute, taps: &[f32], past: &mut [f32], qkv: &[f32]) {
+        let d = self.config;
+        let (channels, keys, kernels) = (d.conv_channels(), d.key_channels(), compute.kernels);
+        let q_scale = 1.0 / (d.key_dim as f32).sqrt();
+        // The first rows' pasts, which lie in both.
+        self.seam.clear();
+        if qkv.len() > channels {
+            self.seam.extend_from_slice(past);
+            self.seam.extend_from_slice(&qkv[..past.len().min(qkv.len())]);
         }
+        self.mixed.resize(qkv.len(), 0.0);
+        let (seam, before) = (&self.seam, &*past);
+        compute.pool.for_each_chunk(&mut self.mixed, channels * ACTIVATION_ROWS, |i, mixed| {
+            for (t, mixed) in (i * ACTIVATION_ROWS..).zip(mixed.chunks_exact_mut(channels)) {
+                let (at, x) = (t * channels, &qkv[t * channels..][..channels]);
+                let past = match at.checked_sub(before.len()) {
+                    Some(first) => &qkv[first..at],
+                    None if at == 0 => before,
+                    None => &seam[at..at + before.len()],
+                };
+                kernels.conv_silu(taps, past, x, mixed);
+                let (q, rest) = mixed.split_at_mut(keys);
+                q.chunks_exact_mut(d.key_dim).for_each(|q| kernels.l2_norm_in_place(q, q_scale, 1e-6));
+                rest[..keys].chunks_exact_mut(d.key_dim).for_each(|k| kernels.l2_norm_in_place(k, 1.0, 1e-6));
+            }
+        });
+        let kept = past.len().saturating_sub(qkv.len());
+        let len = past.len();
+        past.copy_within(len - kept.., 0);
+        past[kept..].copy_from_slice(&qkv[qkv.len() - (len - kept)..]);
     }
 }
 
@@ -143,6 +181,7 @@ fn head(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compute::{CpuOptions, Precision};
     use crate::kernels::Isa;
 
     /// Of the chunked form's blocks and of [`NEAR_TOKENS`]: at, below and above.
@@ -194,6 +233,39 @@ mod tests {
             }
             mixed
         }
+    }
+
+    /// However a sequence is cut, its rows meet the same three before them.
+    #[test]
+    fn convolving_many_rows_is_convolving_one_by_one() {
+        let (channels, mut r) = (SHAPE.conv_channels(), Numbers(7));
+        let options = CpuOptions { threads: Some(3), isa: None, precision: Precision::Exact };
+        let compute = Compute::new(&options).expect("a pool");
+        let taps: Vec<f32> = (0..4 * channels).map(|_| r.next()).collect();
+        let start: Vec<f32> = (0..3 * channels).map(|_| r.next()).collect();
+        let qkv: Vec<f32> = (0..50 * channels).map(|_| r.next()).collect();
+        let run = |cut: &dyn Fn(usize) -> usize| {
+            let mut delta =
+                Delta { config: SHAPE, eps: 1e-6, mixed: Vec::new(), seam: Vec::new(), y: Vec::new() };
+            let (mut past, mut rest, mut out) = (start.clone(), &qkv[..], Vec::new());
+            for i in 0.. {
+                let (these, later) = rest.split_at((cut(i) * channels).min(rest.len()));
+                delta.convolve(&compute, &taps, &mut past, these);
+                out.extend_from_slice(&delta.mixed);
+                if later.is_empty() {
+                    break;
+                }
+                rest = later;
+            }
+            assert_eq!(past, qkv[47 * channels..]);
+            out
+        };
+        let expected = run(&|_| 1);
+        assert_eq!(expected.len(), qkv.len());
+        for cut in [2, 3, 4, 5, 8, 9, 17, 49, 50] {
+            assert!(run(&|_| cut) == expected, "by {cut}");
+        }
+        assert!(run(&|i| 1 + i % 5) == expected);
     }
 
     /// The recurrence in f64: the second value head's outputs; moves `s` on.

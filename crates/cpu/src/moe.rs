@@ -1,10 +1,13 @@
 //! The router, the experts and their sum.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
 use spinetail_core::{Format, MoeConfig, RecordLayout};
 use spinetail_model::{RoutedRow, Routing};
 
-use crate::compute::{Compute, Precision, Product};
-use crate::kernels::{Activations, Kernels, Weights};
+use crate::compute::{ACTIVATION_ROWS, Compute, Precision, Product};
+use crate::kernels::{Activations, Weights};
 use crate::weights::operand;
 
 /// Contributions of a batch until they are summed, and memory that calls reuse.
@@ -58,11 +61,14 @@ impl Moe {
     ) {
         let hidden = x.columns();
         self.swiglu(compute, weights, x);
-        let rows = self.shared.chunks_exact_mut(hidden).zip(self.down.chunks_exact(hidden));
-        for ((shared, y), gate) in rows.zip(gate) {
-            let gate = 1.0 / (1.0 + (-gate).exp());
-            shared.iter_mut().zip(y).for_each(|(s, y)| *s = gate * y);
-        }
+        let (down, len) = (&self.down, hidden * ACTIVATION_ROWS);
+        compute.pool.for_each_chunk(&mut self.shared, len, |i, shared| {
+            let rows = shared.chunks_exact_mut(hidden).zip(down[i * len..].chunks_exact(hidden));
+            for ((shared, y), gate) in rows.zip(&gate[i * ACTIVATION_ROWS..]) {
+                let gate = 1.0 / (1.0 + (-gate).exp());
+                shared.iter_mut().zip(y).for_each(|(s, y)| *s = gate * y);
+            }
+        });
     }
 
     /// One routed expert on the rows of `x` that need it.
@@ -93,6 +99,14 @@ impl Moe {
             self.swiglu(compute, weights, &mut gathered);
             self.gathered = gathered;
         }
+        self.sum(compute, hidden, rows);
+    }
+
+    /// Adds what an expert gave for `rows` to their sums, or keeps it until its turn.
+    fn sum(&mut self, compute: &Compute, hidden: usize, rows: &[RoutedRow]) {
+        if rows.len() > ACTIVATION_ROWS && rows.iter().all(|r| r.rank == self.summed[r.row as usize]) {
+            return self.sum_in_turn(compute, hidden, rows);
+        }
         for (r, y) in rows.iter().zip(self.down.chunks_exact(hidden)) {
             let (row, summed) = (r.row as usize, &mut self.summed[r.row as usize]);
             if r.rank != *summed {
@@ -101,18 +115,38 @@ impl Moe {
                 continue;
             }
             *summed += 1;
-            let sum = self.sums[row * hidden..(row + 1) * hidden].iter_mut().zip(y);
-            if r.rank == 0 {
-                sum.for_each(|(sum, y)| *sum = r.weight * y);
-            } else {
-                sum.for_each(|(sum, y)| *sum += r.weight * y);
+            weigh(r, y, &mut self.sums[row * hidden..(row + 1) * hidden]);
+        }
+    }
+
+    /// As [`sum`](Self::sum), of rows whose turn it is: some of them for each thread.
+    fn sum_in_turn(&mut self, compute: &Compute, hidden: usize, rows: &[RoutedRow]) {
+        let (mut rest, mut first) = (&mut self.sums[..], 0);
+        let parts = rows.chunks(ACTIVATION_ROWS).zip(self.down.chunks(ACTIVATION_ROWS * hidden));
+        let mut parts: Vec<Part<'_>> = parts
+            .map(|(rows, y)| {
+                // Rows are ascending, so that each part's sums lie after those of the one before.
+                let end = rows.last().map_or(first, |r| r.row as usize + 1);
+                let (sums, later) = std::mem::take(&mut rest).split_at_mut((end - first) * hidden);
+                rest = later;
+                Part { rows, y, sums, first: std::mem::replace(&mut first, end) }
+            })
+            .collect();
+        compute.pool.for_each_chunk(&mut parts, 1, |_, parts| {
+            for part in parts {
+                for (r, y) in part.rows.iter().zip(part.y.chunks_exact(hidden)) {
+                    weigh(r, y, &mut part.sums[(r.row as usize - part.first) * hidden..][..hidden]);
+                }
             }
+        });
+        for r in rows {
+            self.summed[r.row as usize] += 1;
         }
     }
 
     /// `x += Σ routed + shared`: rank after rank, which is expert id after expert id. Experts that came in order are
     /// summed already, which in a long prompt are all; those of an answer come as they are read.
-    pub(crate) fn combine(&mut self, x: &mut [f32], hidden: usize) {
+    pub(crate) fn combine(&mut self, compute: &Compute, x: &mut [f32], hidden: usize) {
         self.early.sort_unstable();
         for &(row, rank, at) in &self.early {
             let sum = &mut self.sums[row as usize * hidden..][..hidden];
@@ -122,11 +156,29 @@ impl Moe {
         self.early.clear();
         self.early_out.clear();
         self.summed.fill(0);
-        let rows = x.chunks_exact_mut(hidden).zip(self.sums.chunks_exact_mut(hidden));
-        for ((x, sum), shared) in rows.zip(self.shared.chunks_exact(hidden)) {
-            add(sum, shared);
+        let (shared, len) = (&self.shared, hidden * ACTIVATION_ROWS);
+        compute.pool.for_each_pair((x, len), (&mut self.sums, len), |i, x, sum| {
+            add(sum, &shared[i * len..]);
             add(x, sum);
-        }
+        });
+    }
+}
+
+/// Some of an expert's rows and what it gave for them, with the sums from row `first` on.
+struct Part<'a> {
+    rows: &'a [RoutedRow],
+    y: &'a [f32],
+    sums: &'a mut [f32],
+    first: usize,
+}
+
+/// Adds an expert's output to the sum of a row, or begins it.
+fn weigh(r: &RoutedRow, y: &[f32], sum: &mut [f32]) {
+    let sum = sum.iter_mut().zip(y);
+    if r.rank == 0 {
+        sum.for_each(|(sum, y)| *sum = r.weight * y);
+    } else {
+        sum.for_each(|(sum, y)| *sum += r.weight * y);
     }
 }
 
@@ -140,15 +192,38 @@ pub(crate) fn add(y: &mut [f32], x: &[f32]) {
 ///
 /// Softmax over all experts, the `top_k` largest (the lower id of equals), scaled to sum to one where the model says
 /// so; ids ascending.
-pub(crate) fn choose(kernels: &Kernels, m: &MoeConfig, logits: &mut [f32], routing: &mut Routing) -> bool {
-    routing.top_k = m.top_k;
-    routing.ids.clear();
-    routing.weights.clear();
-    let mut order: Vec<u16> = Vec::with_capacity(m.experts);
-    for p in logits.chunks_exact_mut(m.experts) {
-        if !kernels.softmax(p) {
-            return false;
+pub(crate) fn choose(compute: &Compute, m: &MoeConfig, logits: &mut [f32], routing: &mut Routing) -> bool {
+    let (k, rows, finite) = (m.top_k, logits.len() / m.experts, AtomicBool::new(true));
+    compute.pool.for_each_chunk(logits, m.experts * ACTIVATION_ROWS, |_, logits| {
+        if !logits.chunks_exact_mut(m.experts).all(|p| compute.kernels.softmax(p)) {
+            finite.store(false, Relaxed);
         }
+    });
+    if !finite.into_inner() {
+        return false;
+    }
+    routing.top_k = k;
+    routing.ids.resize(rows * k, 0);
+    routing.weights.resize(rows * k, 0.0);
+    let ids = (&mut routing.ids[..], k * ACTIVATION_ROWS);
+    let weights = (&mut routing.weights[..], k * ACTIVATION_ROWS);
+    compute.pool.for_each_pair(ids, weights, |i, ids, weights| {
+        let probabilities = logits[i * m.experts * ACTIVATION_ROWS..].chunks_exact(m.experts);
+        pick(m, probabilities, ids, weights);
+    });
+    true
+}
+
+/// The experts of some rows, by the probabilities of all.
+fn pick<'p>(
+    m: &MoeConfig,
+    probabilities: impl Iterator<Item = &'p [f32]>,
+    ids: &mut [u16],
+    weights: &mut [f32],
+) {
+    let mut order: Vec<u16> = Vec::with_capacity(m.experts);
+    let rows = ids.chunks_exact_mut(m.top_k).zip(weights.chunks_exact_mut(m.top_k));
+    for (p, (ids, weights)) in probabilities.zip(rows) {
         order.clear();
         order.extend(0..m.experts as u16);
         order.select_nth_unstable_by(m.top_k - 1, |&a, &b| {
@@ -157,29 +232,27 @@ pub(crate) fn choose(kernels: &Kernels, m: &MoeConfig, logits: &mut [f32], routi
         let chosen = &mut order[..m.top_k];
         chosen.sort_unstable();
         let sum: f32 = if m.norm_topk { chosen.iter().map(|&e| p[usize::from(e)]).sum() } else { 1.0 };
-        routing.ids.extend_from_slice(chosen);
-        routing.weights.extend(chosen.iter().map(|&e| p[usize::from(e)] / sum));
+        ids.copy_from_slice(chosen);
+        for (weight, &e) in weights.iter_mut().zip(&*chosen) {
+            *weight = p[usize::from(e)] / sum;
+        }
     }
-    true
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compute::CpuOptions;
 
     #[test]
     fn ties_go_to_the_lower_id_and_weights_sum_to_one() {
         let m = MoeConfig { experts: 5, top_k: 2, intermediate: 1, shared_intermediate: 1, norm_topk: true };
         let mut routing = Routing::default();
-        assert!(choose(
-            &Kernels::detect(),
-            &m,
-            &mut [1.0, 3.0, 3.0, 3.0, 0.0, 9.0, 0.0, 0.0, 0.0, 8.0],
-            &mut routing
-        ));
+        let compute = Compute::new(&CpuOptions::default()).expect("threads");
+        assert!(choose(&compute, &m, &mut [1.0, 3.0, 3.0, 3.0, 0.0, 9.0, 0.0, 0.0, 0.0, 8.0], &mut routing));
         assert_eq!(routing.ids, [1, 2, 0, 4]);
         assert_eq!(routing.weights[0], 0.5);
         assert!((routing.weights[2] + routing.weights[3] - 1.0).abs() < 1e-6);
-        assert!(!choose(&Kernels::detect(), &m, &mut [f32::NAN; 5], &mut routing));
+        assert!(!choose(&compute, &m, &mut [f32::NAN; 5], &mut routing));
     }
 }

@@ -105,22 +105,16 @@ impl Kernels {
     }
 
     /// Causal depthwise convolution of one token, then SiLU. `taps` is `[kernel, channels]`, oldest first (transposed
-    /// from checkpoints); `past`, `[kernel − 1, channels]`, holds the inputs before `x`, oldest first, and is moved on
-    /// by one.
+    /// from checkpoints); `past`, `[kernel − 1, channels]`, holds the inputs before `x`, oldest first.
     ///
     /// # Panics
     /// If the shapes do not agree.
-    pub fn conv_silu(&self, taps: &[f32], past: &mut [f32], x: &[f32], out: &mut [f32]) {
+    pub fn conv_silu(&self, taps: &[f32], past: &[f32], x: &[f32], out: &mut [f32]) {
         same(x.len(), out.len());
         same(taps.len(), past.len() + x.len());
         assert!(!x.is_empty() && past.len().is_multiple_of(x.len()), "inputs of {} channels", x.len());
         // SAFETY: see above.
         unsafe { (self.0.conv_silu)(taps, past, x, out) }
-        if !past.is_empty() {
-            past.copy_within(x.len().., 0);
-            let last = past.len() - x.len();
-            past[last..].copy_from_slice(x);
-        }
     }
 
     /// `out = x` in the bits of f16, rounded to nearest, ties to even.

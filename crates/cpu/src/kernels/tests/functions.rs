@@ -140,19 +140,20 @@ fn functions_mean_what_they_say() {
 }
 
 #[test]
-fn convolution_is_causal_and_moves_on() {
+fn convolution_is_causal() {
     let mut r = Random(12);
     for kernel in [1, 2, 4, 5] {
         for channels in [1, 16, 33, 70] {
             let taps = r.units(kernel * channels);
             let inputs = r.units(9 * channels);
             let run = |k: Kernels| {
-                let mut past = vec![0.0; (kernel - 1) * channels];
+                let before = (kernel - 1) * channels;
+                let with_past = [vec![0.0; before], inputs.clone()].concat();
                 let mut out = vec![0.0; 9 * channels];
-                for (x, out) in inputs.chunks(channels).zip(out.chunks_mut(channels)) {
-                    k.conv_silu(&taps, &mut past, x, out);
+                for (t, out) in out.chunks_mut(channels).enumerate() {
+                    let (past, rest) = with_past[t * channels..].split_at(before);
+                    k.conv_silu(&taps, past, &rest[..channels], out);
                 }
-                assert_eq!(past, inputs[(10 - kernel) * channels..]);
                 out
             };
             let expected = run(Kernels::for_isa(Isa::Scalar).unwrap());
