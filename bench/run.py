@@ -22,6 +22,9 @@ def call(command, limit_s=900):
     environment = dict(os.environ, XDG_STATE_HOME=str(STATE))
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=limit_s, env=environment)
+    except OSError as error:
+        print(f"    cannot be run: {error}", file=sys.stderr)
+        return None
     except subprocess.TimeoutExpired:
         print(f"    took more than {limit_s} s", file=sys.stderr)
         return None
@@ -76,10 +79,12 @@ def spinetail(a, save):
     bench = Bench(a.model, a.threads, save)
     for budget in a.budgets:
         resident = budget == "resident"
+        # A large cache would still be filling after so few tokens.
+        full = [] if resident else ["--preload"]
         if not resident:
             bench.run("cold", budget, "--decode", "32", "--warmup", "0", "--runs", "1", "--lookahead", "off")
-            bench.run("warm, no lookahead", budget, "--decode", "32", "--warmup", "96", "--runs", "3", "--lookahead", "off")
-        bench.run("warm", budget, "--decode", "32", "--warmup", "4" if resident else "96", "--runs", "3")
+            bench.run("warm, no lookahead", budget, "--decode", "32", "--warmup", "96", "--runs", "3", "--lookahead", "off", *full)
+        bench.run("warm", budget, "--decode", "32", "--warmup", "4" if resident else "96", "--runs", "3", *full)
         bench.run("prefill", budget, "--decode", "0", "--prefill", "512,2048", "--runs", "3")
         if a.contexts and budget in ("resident", a.context_budget):
             fills = ",".join(map(str, a.contexts))
@@ -89,7 +94,7 @@ def spinetail(a, save):
 
 def llama(a, save):
     """The same for llama.cpp: everything in memory, and in a control group of --group-bytes."""
-    program, rows = str(pathlib.Path(a.llama) / "llama-bench"), []
+    program, rows = str(pathlib.Path(a.llama).resolve() / "llama-bench"), []
     threads = str(a.threads or machine()["cores"])
     base = [program, "-m", a.gguf, "-t", threads, "-o", "json"]
 

@@ -10,12 +10,15 @@ use crate::machine::Rates;
 use crate::memory::MemoryPlan;
 
 /// What a layer of a decoded token takes beside its bytes: forks and joins, norms, routing, the state's bookkeeping. It was
-/// 0.1 to 0.4 ms on processors with 1 to 16 threads.
-const LAYER_SECONDS: f64 = 0.2e-3;
+/// 0.15 to 0.4 ms on two processors with 1 to 16 threads.
+const LAYER_SECONDS: f64 = 0.33e-3;
 
-/// Of the rate of integer products, what a long prompt gets: the rest goes into scales, unpacking, attention, the recurrence
-/// and what is computed in f32. 26 to 33 % were measured.
-const PROMPT_SHARE: f64 = 0.3;
+/// Of the rate of integer products, what the threads together get out of a long prompt: the rest goes into scales, unpacking,
+/// attention, the recurrence and what is computed in f32.
+const PROMPT_SHARE: f64 = 0.47;
+
+/// Bytes that one thread alone moves for each token of a prompt, layer and element of the residual stream.
+const PROMPT_ALONE_BYTES: f64 = 430.0;
 
 /// Share of uses that find their expert in slots for a share `s` of all: `s^0.31`. Traces of models with 256 experts gave
 /// 43 % for a share of 0.06 and 70 % for 0.33 with decayed LFU.
@@ -47,8 +50,10 @@ impl Routing {
 /// What a machine can do, as far as it was measured.
 #[derive(Debug, Clone, Copy)]
 pub struct MachineSpeed {
+    /// Rates of one thread.
+    pub one: Rates,
     /// Rates of all threads that compute.
-    pub rates: Rates,
+    pub all: Rates,
     /// How the model's drive is read; without rates nothing is said of budgets that need it.
     pub drive: DriveProfile,
 }
@@ -72,7 +77,7 @@ pub struct Estimate {
 impl Estimate {
     /// For the model of `summary` with memory as in `plan`.
     pub fn new(summary: &ModelSummary, plan: &MemoryPlan, machine: &MachineSpeed, routing: Routing) -> Self {
-        let (r, c) = (&machine.rates, &summary.config);
+        let (r, c) = (&machine.all, &summary.config);
         let (layers, k, record) = (c.layers.len() as f64, plan.top_k as f64, plan.slot_bytes as f64);
         let share = plan.slots_bytes as f64 / plan.records_bytes.max(1) as f64;
         let hit_rate = if share >= 1.0 { 1.0 } else { routing.hit_rate(share) };
@@ -123,7 +128,9 @@ fn prompt_rate(summary: &ModelSummary, plan: &MemoryPlan, machine: &MachineSpeed
     let (c, rows) = (&summary.config, plan.chunk_rows as f64);
     // The head meets only the last token.
     let weights = summary.active_parameters.saturating_sub((c.vocab * c.hidden) as u64) as f64;
-    let compute = rows * 2.0 * weights / (PROMPT_SHARE * machine.rates.integer_ops_per_s);
+    let together = 2.0 * weights / (PROMPT_SHARE * machine.all.integer_ops_per_s);
+    let alone = PROMPT_ALONE_BYTES * (c.layers.len() * c.hidden) as f64 / machine.one.memory_bytes_per_s;
+    let compute = rows * (together + alone);
     let missing = plan.records_bytes.saturating_sub(plan.slots_bytes) as f64;
     let read = if missing == 0.0 { 0.0 } else { machine.reading(missing, 0.0)?.0 };
     Some(rows / compute.max(read))
@@ -152,7 +159,7 @@ mod tests {
         };
         let drive =
             DriveProfile { read_bytes_per_s: 1e9, burst_bytes_per_s: 0.5e9, ..DriveProfile::default() };
-        MachineSpeed { rates, drive }
+        MachineSpeed { one: rates, all: rates, drive }
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub(crate) fn run(a: &DoctorArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
             print_drive(&mut out, drive)?;
             let summary = inspect(&drive.model, &EngineOptions::default())?;
             if super::speed::is_large(&summary) {
-                let basis = Basis { rates: rates.all, drive: Some(drive.probe.chosen), trace: None };
+                let basis = Basis { rates: rates.clone(), drive: Some(drive.probe.chosen), trace: None };
                 super::speed::print(&mut out, &summary, &basis)?;
             }
         }

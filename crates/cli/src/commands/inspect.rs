@@ -70,7 +70,7 @@ pub(crate) fn run(a: &InspectArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
             None
         })
     });
-    let rates = MachineRates::measure(options.threads, None, options.memory_bytes).all;
+    let rates = MachineRates::measure(options.threads, None, options.memory_bytes);
     super::speed::print(&mut out, &summary, &Basis { rates, drive, trace: trace.as_ref() })?;
     out.flush()?;
     Ok(())

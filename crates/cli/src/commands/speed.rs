@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use spinetail_engine::drive::DriveProfile;
-use spinetail_engine::machine::Rates;
+use spinetail_engine::machine::MachineRates;
 use spinetail_engine::{Estimate, MachineSpeed, MemoryPlan, ModelSummary, Routing};
 use spinetail_store::policy::{DecayedLfu, PolicyKind};
 use spinetail_store::replay::{ReplayOptions, replay};
@@ -21,14 +21,14 @@ pub(super) fn is_large(s: &ModelSummary) -> bool {
 
 /// What the estimates are made from.
 pub(super) struct Basis<'t> {
-    pub(super) rates: Rates,
+    pub(super) rates: MachineRates,
     pub(super) drive: Option<DriveProfile>,
     pub(super) trace: Option<&'t Trace>,
 }
 
 /// Estimates for the budget of the summary's plan and for others around it.
 pub(super) fn print(out: &mut dyn Write, s: &ModelSummary, basis: &Basis<'_>) -> io::Result<()> {
-    let r = &basis.rates;
+    let r = &basis.rates.all;
     let drive = basis.drive.filter(|d| d.read_bytes_per_s > 0.0);
     let known = drive
         .map_or("not measured".to_owned(), |d| format!("{:.2} GB/s in bursts", d.burst_bytes_per_s / 1e9));
@@ -44,7 +44,7 @@ pub(super) fn print(out: &mut dyn Write, s: &ModelSummary, basis: &Basis<'_>) ->
         "  {:>9} {:>7} {:>11} {:>9} {:>7} {:>14}",
         head[0], head[1], head[2], head[3], head[4], head[5]
     )?;
-    let machine = MachineSpeed { rates: *r, drive: drive.unwrap_or_default() };
+    let machine = MachineSpeed { one: basis.rates.one, all: *r, drive: drive.unwrap_or_default() };
     let plans: Vec<_> = budgets(&s.plan).into_iter().filter_map(|b| s.plan.with_budget(b).ok()).collect();
     for (plan, routing) in plans.iter().zip(routings(&plans, basis.trace)) {
         let e = Estimate::new(s, plan, &machine, routing);
@@ -102,7 +102,6 @@ fn routings(plans: &[MemoryPlan], trace: Option<&Trace>) -> Vec<Routing> {
 mod tests {
     use std::path::Path;
 
-    use spinetail_engine::machine::MachineRates;
     use spinetail_engine::{EngineOptions, inspect};
 
     use super::*;
@@ -113,7 +112,7 @@ mod tests {
             EngineOptions { context: 512, memory_bytes: Some(40 << 20), ..EngineOptions::default() };
         let summary = inspect(&pip, &options).unwrap();
         assert!(!is_large(&summary));
-        let rates = MachineRates::measure(Some(1), None, Some(64 << 20)).one;
+        let rates = MachineRates::measure(Some(1), None, Some(64 << 20));
         let mut out = Vec::new();
         print(&mut out, &summary, &Basis { rates, drive, trace: None }).unwrap();
         String::from_utf8(out).unwrap()
