@@ -19,6 +19,7 @@ use spinetail_store::trace::{TraceHeader, TraceWriter, model_id};
 use spinetail_store::{ExpertStore, StoreOptions, StoreStats};
 
 use crate::bench::TokenBytes;
+use crate::drive::DriveProfile;
 use crate::error::EngineError;
 use crate::hot::HotList;
 use crate::machine::{Machine, threads_given};
@@ -83,7 +84,7 @@ impl Default for ExpertOptions {
         Self {
             read_mode: ReadMode::default(),
             pages: Pages::default(),
-            readers: StoreOptions::DEFAULT_READERS,
+            readers: DriveProfile::default().depth,
             verify_reads: false,
             policy: PolicyKind::DecayedLfu,
             lookahead: LookaheadMode::Auto,

@@ -34,8 +34,8 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
-    /// Reads on their way at once unless something else is known of the drive: enough for every drive that was measured,
-    /// though some want fewer (docs/performance.md).
+    /// Reads on their way at once that are enough for every drive that was measured, though some want fewer, and so do few
+    /// processors (docs/performance.md).
     pub const DEFAULT_READERS: usize = 8;
 
     /// The defaults, with a budget.

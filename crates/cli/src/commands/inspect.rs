@@ -36,7 +36,7 @@ pub(crate) struct InspectArgs {
     /// Compute threads to reckon with [default: one per processor]
     #[arg(long, value_name = "N", value_parser = THREADS.parse)]
     threads: Option<usize>,
-    /// Reads on their way at once to reckon with [default: 8]
+    /// Reads on their way at once to reckon with [default: one per processor, 2 to 8]
     #[arg(long, value_name = "N", value_parser = READERS.parse)]
     readers: Option<usize>,
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use spinetail_core::{Pages, ReadMode};
+use spinetail_store::StoreOptions;
 
 use super::DriveId;
 
@@ -41,7 +42,7 @@ impl Default for DriveProfile {
         Self {
             mode: ReadMode::Direct,
             pages: Pages::Huge,
-            depth: 8,
+            depth: usual_depth(),
             read_bytes_per_s: 0.0,
             burst_bytes_per_s: 0.0,
         }
@@ -109,6 +110,14 @@ fn read_small(file: &Path) -> Result<Vec<u8>, String> {
         return Err(format!("it has more than {MAX_BYTES} bytes"));
     }
     Ok(bytes)
+}
+
+/// Reads under way at once on a drive that was never measured: one for each processor, from two up to what is enough for every
+/// drive that was. A read takes some processor time, and two cores that compute have none to spare (docs/performance.md).
+fn usual_depth() -> usize {
+    std::thread::available_parallelism()
+        .map_or(2, std::num::NonZero::get)
+        .clamp(2, StoreOptions::DEFAULT_READERS)
 }
 
 /// Profiles of drives, in a folder.
@@ -222,7 +231,7 @@ mod tests {
     #[test]
     fn files_of_others_are_ignored_by_name_and_can_be_replaced() {
         let (_dir, profiles, drive) = here();
-        let file = profiles.remember(&drive, &DriveProfile::default()).unwrap();
+        let file = profiles.remember(&drive, &DriveProfile { depth: 8, ..DriveProfile::default() }).unwrap();
         let good = std::fs::read_to_string(&file).unwrap();
         let with = |from: &str, to: &str| {
             assert!(good.contains(from), "{good}");
