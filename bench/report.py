@@ -6,7 +6,7 @@
 Each result is one model on one machine; the plot shows the decode rates of all of them over the memory that they had.
 Needs Python's standard library.
 """
-import argparse, json, pathlib
+import argparse, html, json, pathlib, sys
 from statistics import median
 
 GIB = 2**30
@@ -52,11 +52,16 @@ def bound(result, row):
     read = read_per_token(row) / rate
     touched = sum(row[k] for k in ("dense_bytes_per_token", "expert_bytes_per_token", "state_bytes_per_token"))
     dense = (1 - row["expert_bytes_per_token"] / touched) / whole
-    return 1 / (read + dense), 1 / max(read, 1 / whole)
+    hides = 1 / max(read, 1 / whole)
+    return min(1 / (read + dense), hides), hides
 
 
 def size(b):
-    return f"{b / GIB:.2f} GiB"
+    """Bytes for people."""
+    for unit, bytes in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+        if b >= bytes:
+            break
+    return f"{b / bytes:.{2 if unit == 'GiB' else 1 if b < 100 * bytes else 0}f} {unit}"
 
 
 def heading(result):
@@ -87,7 +92,7 @@ def decode_table(result):
         # The tables' two bounds are of rows that read.
         reads = row["budget"] != "resident"
         print(f"| {row['budget']} | {size(row['peak_rss_bytes'])} | {row['label'] if reads else 'all in memory'} | {100 * hits(d):.0f} % "
-              f"| {read_per_token(d) / 2**20:.0f} MiB | {shown(used and 100 * used, '{:.0f} %')} | {spread(rates(d), 2)} "
+              f"| {size(read_per_token(d))} | {shown(used and 100 * used, '{:.0f} %')} | {spread(rates(d), 2)} "
               f"| {shown(reads and turns, '{:.1f}')} | {shown(reads and hides, '{:.1f}')} |")
     for row in result["llama.cpp"]:
         if row["n_gen"]:
@@ -105,7 +110,7 @@ def prefill_table(result):
             other = theirs.get(p["tokens"])
             ratio = f"{median(rates(p)) / other['avg_ts']:.2f}" if other else "–"
             budget = "all in memory" if row["budget"] == "resident" else row["budget"]
-            print(f"| {budget} | {size(row['peak_rss_bytes'])} | {p['tokens']} | {read_per_token(p) / 2**20:.1f} MiB | {spread(rates(p))} | {ratio} |")
+            print(f"| {budget} | {size(row['peak_rss_bytes'])} | {p['tokens']} | {size(read_per_token(p))} | {spread(rates(p))} | {ratio} |")
     for r in theirs.values():
         print(f"| llama.cpp, all in memory | | {r['n_prompt']} | | {r['avg_ts']:.1f} ± {r['stddev_ts']:.1f} | |")
     print()
@@ -118,7 +123,7 @@ def context_table(result):
     for row in rows:
         for d in row["decode"]:
             budget = "all in memory" if row["budget"] == "resident" else row["budget"]
-            print(f"| {budget} | {d['context']:,} | {100 * hits(d):.0f} % | {read_per_token(d) / 2**20:.0f} MiB | {spread(rates(d))} |")
+            print(f"| {budget} | {d['context']:,} | {100 * hits(d):.0f} % | {size(read_per_token(d))} | {spread(rates(d))} |")
     if rows:
         print()
 
@@ -164,6 +169,7 @@ class Plot:
         self.out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>')
 
     def text(self, x, y, text, anchor="start", colour="#333"):
+        text = html.escape(text)
         self.out.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{text}</text>')
 
     def key(self, text, colour, dash=None):
@@ -178,7 +184,7 @@ class Plot:
     def axes(self):
         for v in range(0, int(self.most[0]) + 1, 4 if self.most[0] < 40 else 16):
             self.text(self.x(v), self.H - self.BOTTOM + 18, f"{v}", "middle")
-        step = next(s for s in (1, 2, 5, 10, 20, 50) if self.most[1] / s < 9)
+        step = next(s * 10**e for e in range(9) for s in (1, 2, 5) if self.most[1] / (s * 10**e) < 9)
         for v in range(0, int(self.most[1]) + 1, step):
             self.out.append(f'<line x1="{self.LEFT}" x2="{self.x(self.most[0]):.0f}" y1="{self.y(v):.1f}" y2="{self.y(v):.1f}" stroke="#ddd"/>')
             self.text(self.LEFT - 8, self.y(v) + 4, f"{v}", "end")
@@ -224,12 +230,22 @@ def main():
     p.add_argument("--svg", help="where the plot goes")
     a = p.parse_args()
     named = [r.split("=", 1) if "=" in r else (pathlib.Path(r).stem, r) for r in a.results]
-    results = [(name, json.loads(pathlib.Path(file).read_text())) for name, file in named]
+    results = []
+    for name, file in named:
+        try:
+            result = json.loads(pathlib.Path(file).read_text())
+            result["machine"], result["spinetail"], result["llama.cpp"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            sys.exit(f"{file} is no result of bench/run.py: {error!r}")
+        results.append((name, result))
     for name, result in results:
         print(f"### {name}\n")
         heading(result), decode_table(result), prefill_table(result), context_table(result)
     if a.svg:
-        pathlib.Path(a.svg).write_text(Plot([r for _, r in results]).svg(results))
+        try:
+            pathlib.Path(a.svg).write_text(Plot([r for _, r in results]).svg(results))
+        except OSError as error:
+            sys.exit(f"cannot write {a.svg}: {error}")
 
 
 if __name__ == "__main__":

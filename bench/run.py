@@ -2,13 +2,13 @@
 """Measures one model at several memory budgets and contexts, and llama.cpp beside it, into one JSON file.
 
   bench/run.py MODEL RESULT.json [--budgets 2.6GiB,4GiB,8GiB,16GiB,resident] [--contexts 1024,8192,32768]
-               [--threads N] [--llama DIR --gguf FILE] [--group-bytes N]
+               [--context-budget 4GiB] [--threads N] [--llama DIR --gguf FILE] [--group-bytes N]
 
 MODEL is a container, such as `cargo xtask synth` writes. `bench/report.py` makes tables and a plot of the result. Every row is
-a process of its own. Nothing else may run meanwhile: one busy core costs either engine most of its speed.
+a process of its own; `resident` has everything in memory, and is left out where that does not fit. Nothing else may run meanwhile: one busy core costs either engine most of its speed.
 Needs Python's standard library; $SPINETAIL names the binary (else target/release/spinetail).
 """
-import argparse, datetime, json, os, pathlib, platform, re, shutil, subprocess, sys, time
+import argparse, datetime, json, os, pathlib, platform, re, shutil, signal, subprocess, sys, time
 
 HERE = pathlib.Path(__file__).resolve().parent
 SPINETAIL = os.environ.get("SPINETAIL", str(HERE.parent / "target/release/spinetail"))
@@ -66,6 +66,9 @@ class Bench:
         if out:
             row = dict(json.loads(out), label=label, budget=budget, arguments=list(arguments), at=int(time.time()))
             row["model"] = pathlib.Path(row["model"]).name
+            if budget == "resident" and row["slots_bytes"] < row["records_bytes"]:
+                print("    not everything fits this machine's memory: left out", file=sys.stderr)
+                return
             self.rows.append(row)
             self.save("spinetail", self.rows)
 
@@ -120,7 +123,14 @@ def llama(a, save):
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("model"), p.add_argument("result")
-    comma = lambda of: lambda text: [of(part) for part in text.split(",") if part]
+    
+    def comma(of):
+        """A list of what `of` makes of each part."""
+        def parse(text):
+            return [of(part) for part in text.split(",") if part]
+        parse.__name__ = f"list of {of.__name__}"
+        return parse
+
     p.add_argument("--budgets", type=comma(str), default="2.6GiB,4GiB,8GiB,16GiB,resident")
     p.add_argument("--contexts", type=comma(int), default="1024,8192,32768", help="positions before decoding")
     p.add_argument("--context-budget", default="4GiB", help="the budget besides 'resident' at which contexts are measured")
@@ -131,6 +141,10 @@ def main():
     a = p.parse_args()
     if not shutil.which(SPINETAIL):
         sys.exit(f"{SPINETAIL} is missing; build it with `cargo build --release`, or name it in $SPINETAIL")
+    if not os.path.exists(a.model):
+        sys.exit(f"there is no model at {a.model}")
+    if not pathlib.Path(a.result).resolve().parent.is_dir():
+        sys.exit(f"there is no folder for {a.result}")
     result = {
         "machine": machine(),
         "date": datetime.date.today().isoformat(),
@@ -146,6 +160,8 @@ def main():
         result[key] = value
         pathlib.Path(a.result).write_text(json.dumps(result, indent=1) + "\n")
 
+    # Ended in another way than by the end, the folder is removed as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         doctor = call([SPINETAIL, "doctor", a.model, "--seconds", "8", "--json"])
         save("doctor", doctor and scrub(json.loads(doctor)))

@@ -125,9 +125,12 @@ pub(crate) fn ring(container: &Container, reads: u32) -> io::Result<Box<dyn Read
     }))
 }
 
-/// Whether an error says that the kernel does not do such a thing, not that this one failed.
+/// Whether an error says that the kernel does not do such a thing, not that this one failed. It cancels requests, which
+/// nobody here does, where it may not start the threads that reads are put off to.
 fn is_refusal(e: &io::Error) -> bool {
-    matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::PermissionDenied)
+    let cancelled = Errno::from_io_error(e) == Some(Errno::CANCELED);
+    cancelled
+        || matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::PermissionDenied)
 }
 
 impl Ring<'_> {

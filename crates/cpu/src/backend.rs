@@ -54,6 +54,7 @@ impl CpuBackend {
         options: &CpuOptions,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, BackendError> {
+        crate::memory::give_back_what_is_freed();
         let config = source.config().clone();
         let compute = Compute::new(options)?;
         let loader = Loader::new(source, progress)?;

@@ -9,6 +9,24 @@ use std::ptr::NonNull;
 
 use spinetail_core::{Pages, SLAB_ALIGN, Slab, SlabError, SlotMemory};
 
+/// Has the allocator map large blocks for themselves, for good, so that they go back to the system when they are freed.
+///
+/// glibc's takes them from its heap once some as large have been freed: the batches of a second long prompt then lie among
+/// holes that the first one left, and a budget that held for the first does not. Others need no telling.
+pub(crate) fn give_back_what_is_freed() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        use std::ffi::c_int;
+        // From glibc's malloc.h.
+        const M_MMAP_THRESHOLD: c_int = -3;
+        unsafe extern "C" {
+            fn mallopt(param: c_int, value: c_int) -> c_int;
+        }
+        // SAFETY: it sets a number of the allocator's, under the allocator's own lock. Where that is refused it stays.
+        unsafe { mallopt(M_MMAP_THRESHOLD, 128 << 10) };
+    }
+}
+
 /// Plain memory of the process. Slabs are resident when they are handed out: a direct read into memory that was never
 /// touched would have it prepared page by page.
 #[derive(Debug, Default, Clone, Copy)]

@@ -136,8 +136,9 @@ impl Sequence {
     }
 
     pub(crate) fn save(&self, sequence: SequenceId) -> SavedState {
-        let parts = self.delta.iter().flat_map(|d| [&d.s[..], &d.conv[..]]);
-        let recurrent: Vec<f32> = parts.flatten().copied().collect();
+        let parts: Vec<&[f32]> = self.delta.iter().flat_map(|d| [&d.s[..], &d.conv[..]]).collect();
+        // Made for its length: to grow would take more memory than it is reckoned with.
+        let recurrent: Vec<f32> = parts.concat();
         SavedState { sequence, position: self.length, recurrent: Arc::new(recurrent) }
     }
 

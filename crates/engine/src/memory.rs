@@ -7,6 +7,7 @@ use spinetail_store::slot_bytes;
 use crate::engine::EngineOptions;
 use crate::error::EngineError;
 use crate::machine::Machine;
+use crate::session::MAX_MARKS;
 
 /// Bytes by what they are for. All but the slots follow from the model, the context and the precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub struct MemoryPlan {
     pub dense_bytes: u64,
     /// Keys and values of one session at the full context.
     pub kv_bytes: u64,
-    /// DeltaNet states of one session, and one saved copy.
+    /// DeltaNet states of one session, and its saved copies.
     pub state_bytes: u64,
     /// Activations of a batch of up to [`SHORT_ROWS`](Self::SHORT_ROWS) rows, what mixers hold of its rows, and logits.
     pub scratch_bytes: u64,
@@ -77,7 +78,7 @@ impl MemoryPlan {
         let plan = Self {
             dense_bytes,
             kv_bytes: (c.kv_elements_per_token() * precision.kv_element_bytes()) as u64 * u64::from(context),
-            state_bytes: 2 * 4 * c.state_elements() as u64,
+            state_bytes: (1 + MAX_MARKS) as u64 * 4 * c.state_elements() as u64,
             scratch_bytes: 4 * (Self::SHORT_ROWS * row_elements(c) + 2 * c.vocab) as u64
                 + cpu.mixer_scratch_bytes(c, context),
             chunk_rows: Self::SHORT_ROWS,
@@ -173,8 +174,8 @@ pub(crate) fn default_budget(minimum: u64, options: &EngineOptions, machine: &Ma
         }
         free = free.min(room);
     }
-    let most = most_of(free);
-    if most < minimum { free } else { most }
+    // Never less than where a little less is free.
+    most_of(free).max(free.min(minimum + minimum / 3))
 }
 
 /// Three quarters of what is free: the rest is for others, and for what is not reckoned.

@@ -10,8 +10,8 @@ use spinetail_store::trace::{StepKind, StepTime};
 use crate::engine::{Compute, Engine};
 use crate::error::EngineError;
 
-/// Marks kept at once: the end of the last message, and one before it.
-const MAX_MARKS: usize = 2;
+/// Marks kept at once: the end of the last message, and one before it. The memory plan has a state for each.
+pub(crate) const MAX_MARKS: usize = 2;
 
 /// Tokens run so far and tokens to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,11 +183,13 @@ impl Session {
     }
 
     fn mark(&mut self) -> Result<(), EngineError> {
-        let state = self.engine.compute().backend.save_state(self.sequence)?;
-        self.marks.retain(|m| m.position != state.position);
+        let position = self.tokens.len();
+        self.marks.retain(|m| m.position as usize != position);
+        // Before there is another: memory is reckoned for so many.
         if self.marks.len() == MAX_MARKS {
             self.marks.remove(0);
         }
+        let state = self.engine.compute().backend.save_state(self.sequence)?;
         self.marks.push(state);
         Ok(())
     }

@@ -110,6 +110,12 @@ fn needed_context(a: &BenchArgs) -> u32 {
 
 /// Sees that what is to be measured fits, in the model and in `--context`, before anything is.
 fn check_context(a: &BenchArgs, path: &Path, options: &EngineOptions) -> anyhow::Result<()> {
+    if a.decode == 0 && a.prefill.is_empty() {
+        return Err(UsageError(
+            "nothing is to be measured; give --prefill, or leave --decode 0 out".to_owned(),
+        )
+        .into());
+    }
     let (needed, most) = (needed_context(a), options.context);
     if needed > most {
         let what = "--prefill, and --context-fill with --decode or --warmup and two more";

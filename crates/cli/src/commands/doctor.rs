@@ -102,6 +102,10 @@ fn examine_drive(model: PathBuf, time: Duration) -> anyhow::Result<Drive> {
         })
     });
     let probe = probe_drive(&model, time)?;
+    if probe.small_model && before.is_some() {
+        // It was measured before, perhaps with a model that said more.
+        return Ok(Drive { model, id, before, probe, remembered: None });
+    }
     let remembered = match profiles.map(|p| (p.remember(&id, &probe.chosen), p)) {
         None => {
             note("nothing is remembered: the platform's folders are unknown without HOME\n");
@@ -214,7 +218,7 @@ fn print_drive(out: &mut impl Write, d: &Drive) -> std::io::Result<()> {
             if chosen { "  <- chosen" } else { "" }
         )?;
     }
-    if let Some(r) = &p.runner_up {
+    if let Some(r) = p.runner_up.as_ref().filter(|_| !p.small_model) {
         writeln!(out, "{}", why_not(r))?;
     }
     if p.direct_refused {
@@ -230,6 +234,10 @@ fn print_drive(out: &mut impl Write, d: &Drive) -> std::io::Result<()> {
     if !p.buffered_counts {
         writeln!(out, "buffered reads may have come from memory, and are not chosen")?;
     }
+    if p.small_model {
+        let kept = if d.before.is_some() { "what is remembered of this drive" } else { "the default" };
+        writeln!(out, "this model is too small to choose by: {kept} stays")?;
+    }
     if let Some(file) = &d.remembered {
         writeln!(out, "remembered in {}", shown(file))?;
     }
@@ -240,13 +248,14 @@ fn print_drive(out: &mut impl Write, d: &Drive) -> std::io::Result<()> {
 fn why_not(r: &RunnerUp) -> String {
     let by = |ratio: f64| match 100.0 * (ratio - 1.0) {
         percent if percent.is_infinite() => "much faster".to_owned(),
+        percent if percent.abs() < 0.5 => "as fast".to_owned(),
         percent if percent < 0.0 => format!("{:.0} % slower", -percent),
         percent => format!("{percent:.0} % faster"),
     };
     let way = format!("{}, {} pages, depth {}", r.way.mode, r.way.pages, r.way.depth);
     let again = r.again.map_or(String::new(), |again| format!(", and {} when measured anew", by(again)));
     format!(
-        "{way}: {} in bursts than the default{again}; that stays unless another is a tenth faster, twice",
+        "{way}: {} in bursts than the default{again}; the default stays unless another is a tenth faster, twice",
         by(r.faster)
     )
 }

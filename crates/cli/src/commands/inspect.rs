@@ -55,6 +55,7 @@ pub(crate) fn run(a: &InspectArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let trace = a.trace.as_deref().map(super::replay::read_trace).transpose()?;
     if let Some(trace) = &trace {
         super::replay::check_shape(&path, &summary, trace.header())?;
+        super::replay::check_decoded(a.trace.as_deref().unwrap_or(&path), trace)?;
     }
     let mut out = output::out();
     writeln!(out, "model        {}", path.display())?;
@@ -62,7 +63,8 @@ pub(crate) fn run(a: &InspectArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     // What takes no time is shown before what does.
     out.flush()?;
     if !super::speed::is_large(&summary) {
-        return Ok(());
+        writeln!(out, "\nno estimate of its speed: it is so small that processors keep it in their caches")?;
+        return Ok(out.flush()?);
     }
     let drive = dirs::drives().and_then(|folder| {
         DriveProfiles::new(folder).recall(&DriveId::of(&path).ok()?).unwrap_or_else(|e| {

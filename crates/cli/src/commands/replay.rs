@@ -96,14 +96,7 @@ struct Costs {
 pub(crate) fn run(a: &ReplayArgs, globals: &GlobalArgs) -> anyhow::Result<()> {
     let trace = read_trace(&a.trace)?;
     let header = trace.header();
-    let stats = TraceStats::new(&trace);
-    if stats.decode_tokens == 0 {
-        bail!(
-            "{} has no decoded token, only {} of prompts; record an answer",
-            a.trace.display(),
-            stats.prefill_tokens
-        );
-    }
+    let stats = check_decoded(&a.trace, &trace)?;
     let caches = caches(a, globals, header)?;
     let policies = policies(a);
     let count = caches.len() * policies.len();
@@ -246,6 +239,19 @@ fn plan(
         output::note(&format!("note: the trace was recorded of a model that was not called {name}\n"));
     }
     Ok(summary.plan)
+}
+
+/// That a trace has something to go by.
+pub(super) fn check_decoded(path: &Path, trace: &Trace) -> anyhow::Result<TraceStats> {
+    let stats = TraceStats::new(trace);
+    if stats.decode_tokens == 0 {
+        bail!(
+            "{} has no decoded token, only {} of prompts; record an answer",
+            path.display(),
+            stats.prefill_tokens
+        );
+    }
+    Ok(stats)
 }
 
 /// That a trace was recorded of a model of this shape.

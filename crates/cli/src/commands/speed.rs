@@ -38,11 +38,10 @@ pub(super) fn print(out: &mut dyn Write, s: &ModelSummary, basis: &Basis<'_>) ->
         r.threads,
         r.unpack_memory_bytes_per_s / 1e9
     )?;
-    let head = ["memory", "hits", "read/token", "tokens/s", "up to", "of a prompt/s"];
     writeln!(
         out,
-        "  {:>9} {:>7} {:>11} {:>9} {:>7} {:>14}",
-        head[0], head[1], head[2], head[3], head[4], head[5]
+        "  {:>9} {:>7} {:>11} {:>9} {:>11} {:>13}",
+        "memory", "hits", "read/token", "tokens/s", "overlapped", "long prompt/s"
     )?;
     let machine = MachineSpeed { one: basis.rates.one, all: *r, drive: drive.unwrap_or_default() };
     let plans: Vec<_> = budgets(&s.plan).into_iter().filter_map(|b| s.plan.with_budget(b).ok()).collect();
@@ -51,34 +50,56 @@ pub(super) fn print(out: &mut dyn Write, s: &ModelSummary, basis: &Basis<'_>) ->
         let rate = |rate: Option<f64>| rate.map_or("-".to_owned(), |r| format!("{r:.1}"));
         writeln!(
             out,
-            "  {:>9} {:>5.0} % {:>11} {:>9} {:>7} {:>14}",
+            "  {:>9} {:>5.0} % {:>11} {:>9} {:>11} {:>13}{}",
             size(plan.total_bytes()),
             100.0 * e.hit_rate,
             size(e.read_bytes_per_token as u64),
             rate(e.in_turns()),
             rate(e.overlapped()),
-            rate(e.prompt_tokens_per_s)
+            rate(e.prompt_tokens_per_s),
+            if plan.total_bytes() == s.plan.total_bytes() { "  <- the budget" } else { "" }
         )?;
     }
-    let hits = match basis.trace {
-        Some(_) => "hits are those that the trace would have had",
-        None => "hits are typical of published traces; give --trace for yours",
-    };
-    writeln!(
-        out,
-        "  {hits}. After a short prompt; reads and compute in turns,\n  up to the longer hiding the other"
-    )?;
-    if drive.is_none() {
-        writeln!(out, "  measure the drive with `spinetail doctor MODEL`")?;
-    }
-    Ok(())
+    notes(out, s, basis, drive)
 }
 
-/// The budget of the plan, powers of two of gigabytes, and all that helps.
+fn notes(
+    out: &mut dyn Write,
+    s: &ModelSummary,
+    basis: &Basis<'_>,
+    drive: Option<DriveProfile>,
+) -> io::Result<()> {
+    let hits = match basis.trace {
+        Some(_) => {
+            "hits are those that the trace would have had, and say little of sizes that it is too short to fill"
+        }
+        None => "hits are typical of published traces; `inspect --trace` takes one of yours",
+    };
+    writeln!(out, "  {hits}")?;
+    writeln!(
+        out,
+        "  tokens/s: after a short prompt, reads and compute taking turns; overlapped: the longer hiding the other. Off by\n  \
+         a fifth or so, by more where routing differs or the machine is busy (docs/benchmarks.md)"
+    )?;
+    let missing = s.plan.records_bytes.saturating_sub(s.plan.slots_bytes);
+    match drive {
+        None => writeln!(out, "  measure the drive with `spinetail doctor MODEL`"),
+        Some(_) if missing == 0 => Ok(()),
+        Some(d) => writeln!(
+            out,
+            "  with {} of memory, a prompt of some dozens of tokens reads up to {} of experts first: {:.0} s",
+            size(s.plan.total_bytes()),
+            size(missing),
+            missing as f64 / d.read_bytes_per_s
+        ),
+    }
+}
+
+/// The budget of the plan, some whole gigabytes, and all that helps.
 fn budgets(plan: &MemoryPlan) -> Vec<u64> {
     let all = plan.useful_bytes();
-    let powers = (0..8).map(|n| 1u64 << (30 + n));
-    let between = powers.filter(|&b| b >= plan.minimum_bytes() && b < all);
+    let steps = (0..8).flat_map(|n| [2u64 << (29 + n), 3 << (29 + n)]);
+    let between = steps.filter(|&b| b >= plan.minimum_bytes() && b < all);
     let mut budgets: Vec<u64> = between.chain([plan.total_bytes().min(all), all]).collect();
     budgets.sort_unstable();
     budgets.dedup();
@@ -95,7 +116,13 @@ fn routings(plans: &[MemoryPlan], trace: Option<&Trace>) -> Vec<Routing> {
             half_life_tokens: DecayedLfu::HALF_LIFE_TOKENS,
         })
         .collect();
-    replay(trace, &caches).iter().map(|o| Routing::Hits(o.steady().hit_rate())).collect()
+    // Of a size that the trace does not fill, all first uses are misses. More memory never has fewer hits.
+    let mut most: f64 = 0.0;
+    let hits = replay(trace, &caches).into_iter().map(|o| {
+        most = most.max(o.steady().hit_rate());
+        Routing::Hits(most)
+    });
+    hits.collect()
 }
 
 #[cfg(test)]
@@ -123,6 +150,8 @@ mod tests {
         let drive = DriveProfile { read_bytes_per_s: 2e9, burst_bytes_per_s: 1e9, ..DriveProfile::default() };
         let text = table(Some(drive));
         assert!(text.contains("drive 1.00 GB/s in bursts") && text.contains("\n   40.0 MiB "), "{text}");
+        let budget = text.lines().find(|l| l.contains("<- the budget")).expect("a mark");
+        assert!(budget.contains("40.0 MiB") && text.contains("of experts first: "), "{text}");
         let last = text.lines().find(|l| l.contains("100 %")).expect("all in memory");
         assert!(last.contains(" 0 B ") && !last.contains(" - "), "{text}");
     }
@@ -132,6 +161,6 @@ mod tests {
         let text = table(None);
         assert!(text.contains("drive not measured") && text.contains("spinetail doctor MODEL"), "{text}");
         let budget = text.lines().find(|l| l.contains("40.0 MiB")).expect("the budget");
-        assert!(budget.ends_with(" -") && budget.matches(" -").count() == 3, "{text}");
+        assert!(budget.matches(" - ").count() == 3, "{text}");
     }
 }

@@ -45,6 +45,7 @@ fn a_fill_past_the_model_is_refused() {
         ["--warmup", "99999999"],
         ["--prefill", "64,20000000"],
         ["--prefill", "0"],
+        ["--decode", "0"],
     ] {
         assert!(refused(&flags).contains(flags[0]), "{flags:?}");
     }
@@ -54,6 +55,24 @@ fn a_fill_past_the_model_is_refused() {
     }
     let said = refused(&["--prefill", "512", "--context", "100"]);
     assert!(said.contains("a context of 512") && said.contains("--context is 100"), "{said}");
+}
+
+/// What a long prompt borrowed goes back to the system, so that the next one stays within the budget as well.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_second_long_prompt_stays_within_the_budget() {
+    let long = "The capital of Spain is Madrid. The opposite of hot is cold. ".repeat(70);
+    let short = "What is the capital of Spain?";
+    let mut command =
+        spinetail(["chat", "pip", "--memory=50MiB", "--max-tokens=4", "--stats", "--learn=off"]);
+    let run = run(command.args(["--threads=2", "--readers=8", short, &long, short, &long, short]));
+    let peaks: Vec<f64> = run
+        .err
+        .lines()
+        .filter_map(|l| l.split_once("peak memory ")?.1.split_once(" MiB of 50.0 MiB")?.0.parse().ok())
+        .collect();
+    assert_eq!(peaks.len(), 5, "{run:?}");
+    assert!(peaks.iter().all(|&peak| peak <= 50.0), "{peaks:?}");
 }
 
 /// The budget is the whole process's: the kernel's own peak stays below it, with a prompt that fills most of the context.

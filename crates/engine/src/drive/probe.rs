@@ -36,6 +36,9 @@ const ROUNDS: u32 = 2;
 /// What a way has to be faster by, to be taken instead of the default.
 const MARGIN: f64 = 1.1;
 
+/// A model whose experts take less says too little of a drive to choose by: what is remembered counts for all on it.
+const MIN_MODEL_BYTES: u64 = 256 << 20;
+
 /// The least that one read takes. A profile is the drive's, for models of all sizes: reads of a small model's records say
 /// more about waking threads than about the drive.
 const MIN_READ_BYTES: u64 = 1 << 20;
@@ -99,6 +102,8 @@ pub struct DriveProbe {
     pub direct_refused: bool,
     /// Whether buffered reads can be chosen: not where they may have come from memory.
     pub buffered_counts: bool,
+    /// Whether the model is too small to choose by, so that the default way is chosen.
+    pub small_model: bool,
     /// The most reads at once that there were threads and memory for, where deeper ways could not be tried.
     pub most_depth: Option<(usize, Shortage)>,
     /// Every way that was tried, with its rates.
@@ -171,14 +176,16 @@ fn probe_drive_within(path: &Path, time: Duration, free_bytes: u64) -> Result<Dr
     let threads = threads.min(records.most_threads.load(Relaxed));
     let depth = depth.min(threads);
     trials.retain(|t| t.profile.depth <= depth);
-    let (chosen, runner_up) =
-        choose(DriveProfile::default(), &mut trials, |trial| take_turn(trial, ROUNDS * turn))?;
+    let margin = if records.is_small { f64::INFINITY } else { MARGIN };
+    let usual = DriveProfile::default();
+    let (chosen, runner_up) = choose(usual, margin, &mut trials, |trial| take_turn(trial, ROUNDS * turn))?;
     let shortage = if threads < room { Shortage::Threads } else { Shortage::Memory };
     Ok(DriveProbe {
         read_bytes: records.read_bytes as u64,
         burst_records: records.burst,
         direct_refused: direct_refused || records.direct_refused(),
         buffered_counts: FORGETS,
+        small_model: records.is_small,
         most_depth: (depth < wanted).then_some((depth, shortage)),
         trials: trials.iter().map(Trial::rated).collect(),
         chosen,
@@ -190,6 +197,7 @@ fn probe_drive_within(path: &Path, time: Duration, free_bytes: u64) -> Result<Dr
 /// of many is often the luckiest.
 fn choose(
     usual: DriveProfile,
+    margin: f64,
     trials: &mut [Trial],
     mut again: impl FnMut(&mut Trial) -> Result<(), ReadError>,
 ) -> Result<(DriveProfile, Option<RunnerUp>), ReadError> {
@@ -208,7 +216,7 @@ fn choose(
     // The fastest has a rate above 0, and the default one may have none.
     let faster = |trials: &[Trial]| trials[fastest].burst.rate() / trials[default].burst.rate();
     let first = faster(trials);
-    if first < MARGIN {
+    if first < margin || margin.is_infinite() {
         let runner_up = RunnerUp { way: trials[fastest].rated(), faster: first, again: None };
         return Ok((trials[default].rated(), Some(runner_up)));
     }
@@ -223,7 +231,7 @@ fn choose(
         trials[i].burst.add(before.burst);
     }
     // Nothing was read of either: NaN.
-    if second >= MARGIN {
+    if second >= margin {
         return Ok((trials[fastest].rated(), None));
     }
     let again = Some(if second.is_nan() { 1.0 } else { second });
@@ -278,6 +286,8 @@ struct Records {
     order: Vec<(usize, u64)>,
     next: AtomicUsize,
     /// The fewest threads with which a turn had to do though it wanted more.
+    /// Whether all records together are too few to choose by.
+    is_small: bool,
     most_threads: AtomicUsize,
 }
 
@@ -321,6 +331,7 @@ impl Records {
             order,
             next: AtomicUsize::new(0),
             most_threads: AtomicUsize::new(usize::MAX),
+            is_small: (paths.len() * experts) as u64 * stride < MIN_MODEL_BYTES,
         })
     }
 
@@ -450,7 +461,7 @@ mod tests {
             t.burst = Sum { bytes: *again.next().unwrap(), seconds: 1.0 };
             Ok(())
         };
-        let (chosen, runner_up) = choose(usual, &mut trials.to_vec(), measure).unwrap();
+        let (chosen, runner_up) = choose(usual, MARGIN, &mut trials.to_vec(), measure).unwrap();
         (chosen.depth, runner_up.map(|r| (r.way.depth, r.faster, r.again)))
     }
 
@@ -488,6 +499,9 @@ mod tests {
         let probe = probe_drive(&pip, Duration::from_millis(200)).unwrap();
         let ways = if probe.direct_refused { 10 } else { 20 };
         assert_eq!(probe.trials.len(), ways);
+        // It is a small one, and whatever was fastest is no reason to read others so.
+        assert!(probe.small_model && probe.chosen.pages == DriveProfile::default().pages, "{probe:?}");
+        assert!(probe.chosen.depth <= DriveProfile::default().depth, "{probe:?}");
         assert!(
             probe.trials.iter().all(|t| t.read_bytes_per_s > 0.0 && t.burst_bytes_per_s > 0.0),
             "{probe:?}"

@@ -74,7 +74,8 @@ struct Stored {
 impl Stored {
     fn check(&self, drive: &DriveId) -> Result<(), String> {
         let p = &self.profile;
-        let rate = |x: f64| x.is_finite() && x >= 0.0;
+        // No drive is slower than a kilobyte in a second, or faster than ten thousand gigabytes; 0 was not measured.
+        let rate = |x: f64| x == 0.0 || (1e3..=1e13).contains(&x);
         if self.version != VERSION {
             return Err(format!("version {}, expected {VERSION}", self.version));
         }
@@ -253,6 +254,8 @@ mod tests {
             with("\"mode\": \"direct\"", "\"mode\": \"sideways\""),
             with("\"read_bytes_per_s\": 0.0", "\"read_bytes_per_s\": -1.0"),
             with("\"read_bytes_per_s\": 0.0", "\"read_bytes_per_s\": 1e999"),
+            with("\"read_bytes_per_s\": 0.0", "\"read_bytes_per_s\": 1e30"),
+            with("\"read_bytes_per_s\": 0.0", "\"read_bytes_per_s\": 1e-300"),
         ] {
             std::fs::write(&file, &hostile).unwrap();
             let error = profiles.recall(&drive).unwrap_err();
