@@ -58,6 +58,8 @@ def bound(result, row):
 
 def size(b):
     """Bytes for people."""
+    if not b:
+        return "0"
     for unit, bytes in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if b >= bytes:
             break
