@@ -239,6 +239,8 @@ def main():
             result["machine"], result["spinetail"], result["llama.cpp"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             sys.exit(f"{file} is no result of bench/run.py: {error!r}")
+        # Everything in memory last, which has the largest budget.
+        result["spinetail"].sort(key=lambda row: (row["budget"] == "resident", row["budget_bytes"]))
         results.append((name, result))
     for name, result in results:
         print(f"### {name}\n")
