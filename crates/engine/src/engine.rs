@@ -170,8 +170,9 @@ impl Engine {
         if options.context == 0 || options.context as usize > config.max_positions {
             return Err(EngineError::Context { asked: options.context, max: config.max_positions });
         }
-        let plan = MemoryPlan::new(&*source, options)?;
-        plan.check_address_space(options, &Machine::look())?;
+        let machine = Machine::look();
+        let plan = MemoryPlan::on(&machine, &*source, options)?;
+        plan.check_address_space(options, &machine)?;
         // One is left to read experts with, where the system does not give as many as are wanted.
         let wanted = options.threads.unwrap_or(PoolOptions::default().threads);
         let given = threads_given(wanted.min(MAX_THREADS) + 1);

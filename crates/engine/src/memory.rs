@@ -68,6 +68,15 @@ impl MemoryPlan {
     /// Divides the budget of `options` (without one, most of what the machine has free) among what the model needs with
     /// their context, precision and threads; the rest is for expert slots.
     pub fn new(source: &dyn ModelSource, options: &EngineOptions) -> Result<Self, EngineError> {
+        Self::on(&Machine::look(), source, options)
+    }
+
+    /// As [`new`](Self::new), on a machine that has been looked at: whoever looks again may find something else.
+    pub(crate) fn on(
+        machine: &Machine,
+        source: &dyn ModelSource,
+        options: &EngineOptions,
+    ) -> Result<Self, EngineError> {
         let (c, context, precision) = (source.config(), options.context, options.precision);
         let cpu = CpuOptions { threads: options.threads, isa: options.isa, precision };
         let resident = dense_specs(c).into_iter().filter(|s| !s.is_prediction_head());
@@ -92,9 +101,8 @@ impl MemoryPlan {
             records_bytes,
             top_k: c.moe.top_k as u64,
         };
-        let budget = options
-            .memory_bytes
-            .unwrap_or_else(|| default_budget(plan.minimum_bytes(), options, &Machine::look()));
+        let budget =
+            options.memory_bytes.unwrap_or_else(|| default_budget(plan.minimum_bytes(), options, machine));
         plan.with_budget(budget)
     }
 
