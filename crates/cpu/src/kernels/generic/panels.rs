@@ -80,14 +80,17 @@ impl Panels {
 fn fetch_ahead(w: &Weights<'_>, a: Affine, rows: Range<usize>) {
     let (stride, part) = (a.code_bytes(w.columns), w.columns / a.group_size * a.scales.bytes());
     for (bytes, stride) in [(w.weight, stride), (w.scales, part), (w.biases, part)] {
-        for line in bytes[rows.start * stride..rows.end * stride].chunks(64) {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: it is a hint, and the line is there.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast());
-            }
-        }
+        bytes[rows.start * stride..rows.end * stride].chunks(64).for_each(fetch);
+    }
+}
+
+/// Asks for a cache line; stable Rust can on x86 only.
+fn fetch(_line: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: it is a hint, and the line is there.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(_line.as_ptr().cast());
     }
 }
 
